@@ -401,7 +401,19 @@ async def test_calls_of_main_llm_carry_the_agent_and_the_attempts_token() -> Non
     ("options", "why"),
     [
         ({"store": object()}, "leave it out; VERL's store is a SQLite file"),
-        ({"max_rollouts": 3}, r"trainer\.total_training_steps of VERL\(config\) ends a run"),
+        ({"runner": "agentlightning.LitAgentRunner"}, "leave it out; Trainer runs the agents"),
+        ({"max_rollouts": 3}, r"leave it out; dev runs each task once"),
+        (
+            {
+                "max_rollouts": 3,
+                "algorithm": agl.VERL({"actor_rollout_ref": {"model": {"path": "m"}}}),
+            },
+            r"trainer\.total_training_steps of VERL\(config\) ends a run",
+        ),
+        (
+            {"max_tasks": 3, "algorithm": agl.APO(openai.AsyncOpenAI(api_key="key"))},
+            "beam_rounds, beam_width, branch_factor and the batch sizes of APO",
+        ),
         ({"algorithm": object()}, r"use VERL\(config\), APO\(client\) or a function under @algo"),
         ({"adapter": {"reward_match": "first"}}, r"reward_match='first'\): leave it out"),
         ({"n_runners": 0}, "must be at least 1"),
@@ -443,7 +455,7 @@ def test_hooks_of_an_agent_are_refused() -> None:
         def on_rollout_start(self, *_: Any) -> None: ...
 
     resources: Any = {"main_llm": agl.LLM(endpoint=NEVER, model="m")}
-    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which is never called"):
+    with pytest.raises(UnsupportedError, match="defines on_rollout_start, which lightspan"):
         agl.Trainer(initial_resources=resources).dev(Hooked(), [{"n": 1}])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError, DataError, NotFoundError, UnsupportedError
+from lightspan.errors import ConfigError, DataError, NotFoundError, RewardError, UnsupportedError
 
 
 @agl.rollout
@@ -76,6 +76,46 @@ def test_a_function_gets_what_it_takes() -> None:
         "val": ["d"],
         "own": {"p": prompt},
     }
+
+
+def test_a_function_may_take_any_arguments() -> None:
+    """Check that `*args` and `**kwargs` get nothing, as in Agent Lightning."""
+    calls: list[Any] = []
+
+    @agl.algo
+    def any_arguments(*args: Any, store: agl.LightningStore, **kwargs: Any) -> None:
+        calls.append((args, kwargs))
+
+    agl.Trainer(algorithm=any_arguments).fit(scores)
+    assert calls == [((), {})]
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "line"),
+    [
+        ({"strategy": {"n_runners": 2}}, 2, ""),
+        ({"strategy": {"n_runners": 2}, "n_runners": 4}, 2, "n_runners=4"),
+        (
+            {"strategy": {"type": "shm", "n_runners": 2}, "n_workers": 2},
+            2,
+            "strategy={'type': 'shm'}",
+        ),
+        ({"n_runners": 3, "n_workers": 4}, 3, "n_workers=4"),
+        ({"strategy": "shm", "n_runners": 3}, 3, "strategy='shm'"),
+    ],
+)
+def test_the_strategys_number_of_runners_counts(
+    options: Any, count: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @agl.algo
+    async def nothing() -> None: ...
+
+    trainer = agl.Trainer(algorithm=nothing, **options)
+    assert trainer.n_runners == count
+    trainer.fit(scores)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"Trainer: without effect: {line} (" if line else "")
+    assert bool(printed) == bool(line)
 
 
 def test_errors_of_the_function_end_fit() -> None:
@@ -155,6 +195,12 @@ def test_options_of_an_algorithm_have_hints_for_it() -> None:
 
     with pytest.raises(UnsupportedError, match=r"max_rollouts=2\): .* the function under @algo"):
         agl.Trainer(algorithm=nothing, max_rollouts=2)
+    with pytest.raises(UnsupportedError, match=r"max_tasks=2\): leave it out; dev runs each task"):
+        agl.Trainer(max_tasks=2)
+    with pytest.raises(
+        UnsupportedError, match=r"strategy='nonsense'.* is unknown: leave strategy="
+    ):
+        agl.Trainer(strategy="nonsense")
     with pytest.raises(ConfigError, match="n_runners='4' must be a whole number"):
         agl.Trainer(algorithm=nothing, n_runners="4")  # type: ignore[arg-type]
 
@@ -190,6 +236,57 @@ async def test_rollouts_without_the_mode_train_are_validation() -> None:
         await store.enqueue_rollout("a", mode="validation")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_rollouts=0"):
         agl.LitAgentRunner(max_rollouts=0)
+
+
+class Order(agl.LitAgent[Any]):
+    """An agent whose entry methods have arguments in other orders than those of `LitAgent`."""
+
+    def training_rollout(self, task: Any, rollout: Any, resources: Any) -> float:  # type: ignore[override]
+        assert isinstance(rollout, agl.AttemptedRollout)
+        return float(len(resources))
+
+    def validation_rollout(self, task: Any, *, resources: Any, rollout: Any) -> float:  # type: ignore[override]
+        return float(len(resources)) / 2
+
+
+class AsyncOrder(agl.LitAgent[Any]):
+    async def training_rollout_async(self, task: Any, **others: Any) -> float:  # type: ignore[override]
+        assert isinstance(others["rollout"], agl.AttemptedRollout)
+        return float(len(others["resources"]))
+
+    async def validation_rollout_async(  # type: ignore[override]
+        self, task: Any, rollout: Any, resources: Any
+    ) -> float:
+        return float(len(resources)) / 2
+
+
+@pytest.mark.parametrize("agent", [Order, AsyncOrder])
+async def test_entry_methods_get_their_arguments_by_name(agent: Any) -> None:
+    store, runner = agl.InMemoryLightningStore(thread_safe=True), agl.LitAgentRunner[Any]()
+    resources: agl.NamedResources = {"p": agl.PromptTemplate(template="x")}
+    with runner.run_context(agent=agent(), store=store):
+        rollouts = [await runner.step("a", resources=resources, mode=m) for m in ("train", "val")]  # type: ignore[arg-type]
+    assert [agl.find_final_reward(await store.query_spans(r.rollout_id)) for r in rollouts] == [
+        1,
+        0.5,
+    ]
+
+
+async def test_an_invalid_reward_names_its_rollout() -> None:
+    @agl.rollout
+    def agent(task: Any) -> Any:
+        return "much"
+
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any]()
+    with (
+        runner.run_context(agent=agent, store=store),  # type: ignore[arg-type]
+        pytest.raises(RewardError, match=r"^rollout rollout-\w+: "),
+    ):
+        await runner.step("a")
+    with pytest.raises(
+        UnsupportedError, match=r"InMemoryLightningStore\(tracker=1\): leave it out"
+    ):
+        agl.InMemoryLightningStore(tracker=1)
 
 
 async def test_iter_ends_at_an_event() -> None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 
 import lightspan_agl as agl
 from lightspan.errors import ConfigError, DataError
+from lightspan_agl._hooks import HookCalls
+from lightspan_agl._local import local_runs
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TUTORIAL = Path(__file__).parents[3] / "tests/apps" / "tutorial"
@@ -129,6 +132,7 @@ def learn(
     *,
     train: Any = TASKS[:2],
     val: Any = TASKS[2:],
+    runners: int = 2,
     **options: Any,
 ) -> agl.APO[Any]:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="key")
@@ -137,7 +141,7 @@ def learn(
         "main_llm": agl.LLM(endpoint=server.url, model="own"),
         "style": agl.PromptTemplate(template=template, engine="f-string"),
     }
-    trainer = agl.Trainer(algorithm=algorithm, n_runners=2, initial_resources=resources)
+    trainer = agl.Trainer(algorithm=algorithm, n_runners=runners, initial_resources=resources)
     trainer.fit(agent, train, val_dataset=val)
     return algorithm
 
@@ -214,7 +218,57 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
         Hangs.is_over.set()
         timer.cancel()
     assert algorithm.get_best_prompt().template == "Say {q}"
-    assert "1 of 4 rollouts have not ended within 2 s" in caplog.text
+    assert "1 of 2 rollouts have not ended within 2 s" in caplog.text
+    assert "1 round of the beam is done" in caplog.text
+
+
+class Alone(agl.LitAgent[Any]):
+    """An agent that records which prompts run at the same time."""
+
+    running: Counter[str] = Counter()  # noqa: RUF012 - of all its copies
+    together: set[frozenset[str]] = set()  # noqa: RUF012 - of all its copies
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        prompt = resources["style"].template
+        self.running[prompt] += 1
+        time.sleep(0.1)
+        self.together.add(frozenset(+self.running))
+        self.running[prompt] -= 1
+        return len(prompt) / 100
+
+
+def test_each_prompts_batch_has_a_deadline_of_its_own(server: ScriptedServer) -> None:
+    """Check that prompts are run one after another, so that the deadline is of one prompt."""
+    Alone.together.clear()
+    algorithm = learn(server, Alone(), runners=8)
+    assert "more" in algorithm.get_best_prompt().template
+    assert Alone.together == {frozenset({"Say {q}"}), frozenset({"Say {q} more"})}
+
+
+async def test_rollouts_after_one_that_does_not_end_are_run() -> None:
+    """Check that a sync agent which cannot be cancelled does not hold the only slot."""
+    is_over = threading.Event()
+
+    @agl.rollout
+    def agent(task: Any, resources: agl.NamedResources) -> float:
+        if task == "hangs":
+            is_over.wait(20)
+        return 1.0
+
+    try:
+        async with local_runs(
+            agent,  # type: ignore[arg-type]
+            {},
+            slots=1,
+            timeout_s=1.0,
+            hooks=HookCalls(),
+        ) as runs:
+            for task, reward in (("ends", 1.0), ("hangs", None), ("ends", 1.0)):
+                [episode] = await runs.rollouts([task])
+                assert episode.reward == reward
+            is_over.set()
+    finally:
+        is_over.set()
 
 
 def bare(request: Request) -> str:

@@ -24,9 +24,12 @@ def test_every_name_is_here_or_has_a_hint() -> None:
 def test_a_refused_name_says_what_to_use(name: str) -> None:
     with pytest.raises(ImportError) as caught:
         exec(f"from lightspan_agl import {name}")
+    assert not isinstance(caught.value, ModuleNotFoundError)
     assert str(caught.value) == f"lightspan_agl has no {name!r}: {HINTS[name]}"
-    with pytest.raises(ImportError):
+    with pytest.raises(AttributeError) as missing:
         getattr(agl, name)
+    assert str(missing.value) == str(caught.value)
+    assert not hasattr(agl, name)
 
 
 def test_other_names_are_unknown() -> None:
@@ -71,6 +74,13 @@ def test_modules_have_their_paths(statement: str) -> None:
 def test_modules_refuse_names_too() -> None:
     with pytest.raises(ImportError, match=r"lightspan_agl.types has no 'Task': use Rollout"):
         from lightspan_agl.types import Task  # noqa: F401
+    with pytest.raises(ImportError, match=r"lightspan_agl.types has no 'Task': use Rollout"):
+        exec("from lightspan_agl.types.core import Task")
+    with pytest.raises(AttributeError, match=r"__version__': use importlib\.metadata\.version"):
+        agl.__version__  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(agl.Trainer(), "fit_v0")
+    with pytest.raises(AttributeError, match=r"Trainer has no 'fit_v0': use fit\(agent"):
+        agl.Trainer().fit_v0()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -19,6 +19,7 @@ from lightspan_agl.emitter import (
     emit_message,
     emit_object,
     emit_reward,
+    operation,
 )
 from lightspan_agl.env_var import LightningEnvVar, resolve_bool_env_var, resolve_str_env_var
 from lightspan_agl.litagent import LitAgent, rollout
@@ -78,10 +79,11 @@ __all__ = [
     "emit_object",
     "emit_reward",
     "find_final_reward",
+    "operation",
     "resolve_bool_env_var",
     "resolve_str_env_var",
     "rollout",
     "setup_logging",
 ]
-__getattr__ = _refuse_names(__name__)
+__getattr__ = _refuse_names(__name__, __version__="use importlib.metadata.version('lightspan-agl')")
 _install()

@@ -111,7 +111,7 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
     name = _global_name(agent) or ""
     if not name:
         raise AppError(
-            f"the agent {kind} cannot be recreated in the runners' processes: {problem}. Create "
+            f"the agent {kind} cannot be recreated in the runners' process: {problem}. Create "
             "that in __init__ from arguments of text, finite numbers, booleans, None, or lists and "
             "dicts of them; or create the agent at the top level of a module that is not the script"
         )
@@ -245,7 +245,7 @@ class AgentApp(App):
             own = self._resources_of(view, llm, resources)
             hooks.run(hooks.before(agent, view))
             try:
-                value = method(task, own, view)
+                value = method(task, resources=own, rollout=view)
                 hooks.run(hooks.end_trace(agent, view))
                 return value
             finally:
@@ -260,7 +260,7 @@ class AgentApp(App):
             own = self._resources_of(view, llm, resources)
             await hooks.before(agent, view)
             try:
-                value = await method(task, own, view)
+                value = await method(task, resources=own, rollout=view)
                 await hooks.end_trace(agent, view)
                 return value
             finally:

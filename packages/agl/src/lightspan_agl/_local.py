@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -36,22 +36,64 @@ _QUEUE_INTERVAL_S: Final = 0.05
 _KEY: Final = "OPENAI_API_KEY"
 
 
+class Runners:
+    """Run attempts in this process, one runner after another.
+
+    A runner ends if an agent goes on after it was cancelled, because its thread cannot be ended. A
+    new runner then takes its place, with all slots free.
+
+    Args:
+        make: creates a runner.
+    """
+
+    def __init__(self, make: Callable[[], Runner]) -> None:
+        self._make = make
+        self._runner = make()
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        """Run attempts until `stop` is called."""
+        while True:
+            await self._runner.run()
+            if self._is_stopping:
+                return
+            self._runner = self._make()
+
+    def stop(self) -> None:
+        """Stop claiming attempts; `run` returns when the attempts under way have ended."""
+        self._is_stopping = True
+        self._runner.stop()
+
+    def cancel(self, rollout_ids: Collection[str]) -> None:
+        """Stop the attempts of some rollouts at once, without waiting for the next heartbeat."""
+        for attempt in self._runner.attempts:
+            if attempt.claim.rollout.rollout_id in rollout_ids:
+                attempt.stop()
+
+
 class LocalRuns:
     """Run tasks through a runner in this process; `local_runs` creates it.
 
     Args:
         store: an open store.
         app: the agent's app, which the runner runs.
-        work: the asyncio task that runs the runner.
+        runners: the runners.
+        work: the asyncio task that runs `runners`.
         timeout_s: seconds for all rollouts of one `rollouts` call; if None, each rollout gets
             `TIMEOUT_S`.
     """
 
     def __init__(
-        self, store: Store, app: AgentApp, work: asyncio.Task[None], timeout_s: float | None
+        self,
+        store: Store,
+        app: AgentApp,
+        runners: Runners,
+        work: asyncio.Task[None],
+        timeout_s: float | None,
     ) -> None:
         self.store = store
         self._app = app
+        self._runners = runners
         self._work = work
         self._timeout_s = timeout_s
 
@@ -101,6 +143,7 @@ class LocalRuns:
                 *(len(late), len(ids), self._timeout_s),
             )
             await self.store.cancel(ids)
+            self._runners.cancel(ids)
         states = {state.rollout.rollout_id: state for state in await self.store.rollouts(ids)}
         return await read_episodes(self.store, [states[rollout_id] for rollout_id in ids])
 
@@ -149,7 +192,7 @@ class LocalRuns:
                 self.store, await self.store.rollouts([queued.rollout_id])
             )
             spans = list((await self.store.spans([episode.attempt_id]))[episode.attempt_id])
-            check_rewards([episode])
+            check_rewards([episode], of="rollout")  # its id is the task's here
             if episode.reward_source == "returned":
                 end_ns = max(span.end_ns for span in spans)
                 reward = spans[-1].replace(
@@ -207,12 +250,13 @@ async def local_runs(
     app = AgentApp(AgentPool(factory or (lambda: agent)), resources, hooks=hooks)
     async with open_store("memory:") as store:
         with _same_environment():
-            runner = Runner(store, app, RunnerConfig(slots=slots if factory else 1))
-            work = asyncio.create_task(runner.run())
+            config = RunnerConfig(slots=slots if factory else 1)
+            runners = Runners(lambda: Runner(store, app, config))
+            work = asyncio.create_task(runners.run())
             try:
-                yield LocalRuns(store, app, work, timeout_s)
+                yield LocalRuns(store, app, runners, work, timeout_s)
             finally:
-                runner.stop()
+                runners.stop()
                 await work
 
 
@@ -229,8 +273,13 @@ def _same_environment() -> Iterator[None]:
             del os.environ[_KEY]
 
 
-def check_rewards(episodes: Sequence[Episode]) -> None:
-    """Raise `RewardError` if an agent returned a value that is not a reward."""
+def check_rewards(episodes: Sequence[Episode], of: str = "task") -> None:
+    """Raise `RewardError` if an agent returned a value that is not a reward.
+
+    Args:
+        episodes: episodes of the agent.
+        of: what `Episode.task_id` identifies, for the message.
+    """
     for episode in episodes:
         if episode.outcome is Outcome.BAD_REWARD:
-            raise RewardError(f"task {episode.task_id}: {episode.message}")
+            raise RewardError(f"{of} {episode.task_id}: {episode.message}")

@@ -17,6 +17,7 @@ from lightspan_agl._unsupported import (
     RUNNERS,
     SPANS,
     TRACER,
+    RefusedName,
 )
 
 _PACKAGE: Final = __name__.partition(".")[0]
@@ -73,7 +74,7 @@ class _Alias(Loader):
         home = importlib.import_module(self._home)
         module.__doc__ = f"Names of `{self._home}`."
         names = {name: getattr(home, name) for name in home.__all__}
-        vars(module).update(names, __all__=list(names), __getattr__=home.__getattr__)
+        vars(module).update(names, __all__=list(names), __getattr__=home.__getattr__, __path__=[])
 
 
 class _Finder(MetaPathFinder):
@@ -92,6 +93,13 @@ class _Finder(MetaPathFinder):
         for length in range(len(parts), 0, -1):
             if hint := MODULES.get(".".join(parts[:length])):
                 raise ModuleNotFoundError(f"{package} has no module {name!r}: {hint}", name=name)
+        # `from … import name` looks for a module of this name if the attribute is missing.
+        try:
+            getattr(sys.modules[fullname.rpartition(".")[0]], leaf)
+        except RefusedName as error:
+            raise ImportError(str(error), name=leaf) from None
+        except (AttributeError, KeyError):
+            pass
         return None
 
 
@@ -99,7 +107,6 @@ def install() -> None:
     """Let import statements find Agent Lightning's module paths."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
-    for name in PATHS:
-        module = sys.modules[f"{_PACKAGE}.{name}"]
-        if not hasattr(module, "__path__"):
-            module.__path__ = []  # else Python looks for no modules in it
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{_PACKAGE}.") and "__getattr__" in vars(module):
+            vars(module).setdefault("__path__", [])  # else Python looks for no modules in it

@@ -25,7 +25,10 @@ RUNNERS: Final = (
     "leave strategy= out and say Trainer(n_runners=…); lightspan.LocalRunners and RayRunners are "
     "for lightspan.Trainer"
 )
-SPANS: Final = "use span.name, span.attributes and find_final_reward"
+SPANS: Final = (
+    "use find_final_reward(spans), and span.attributes with the keys 'lightspan.reward.value', "
+    "'lightspan.message.body' and 'lightspan.object.json'"
+)
 _STORE: Final = "use lightspan.open_store(url)"
 TRACER: Final = "leave tracer= out; lightspan records by itself"
 TRIPLETS: Final = "use Trainer(adapter={'agent_match': …}); tokens are recorded with their agents"
@@ -57,12 +60,12 @@ _NAMES_BY_HINT: Final = {
     "use lightspan.LightningRL(timeout_s=…)": "RolloutConfig",
     "use Rollout": "RolloutLegacy Task",
     "use float | None": "RolloutRawResult RolloutRawResultLegacy",
-    "use emit_reward, emit_annotation, emit_message or lightspan.operation": "SpanCoreFields",
+    "use emit_reward, emit_annotation, emit_message or operation": "SpanCoreFields",
     SPANS: (
         "SpanAttributeNames SpanNames find_reward_spans get_message_value get_object_value "
         "get_reward_value get_rewards_from_span is_reward_span"
     ),
-    "use lightspan.operation": "SpanRecordingContext operation",
+    "use operation": "SpanRecordingContext",
     "use Rollout | None": "TaskIfAny",
     "use Any": "TaskInput",
     "use `lightspan inspect`": "Worker WorkerStatus",
@@ -92,6 +95,9 @@ ATTRIBUTE_HINTS: Final = {
         ("get_trainer", "runner", "set_runner", "set_trainer", "trainer"),
         _AGENT_ATTRIBUTE,
     ),
+    "Trainer": {
+        "fit_v0": "use fit(agent, train_dataset); the client and server of 0.1 do not exist"
+    },
     "LightningStore": {
         **dict.fromkeys(
             (
@@ -125,11 +131,15 @@ class RefusesNames:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
 
+class RefusedName(AttributeError):
+    """A name of Agent Lightning that is missing here; the message has a hint."""
+
+
 def refuse_names(module: str, **hints: str) -> Callable[[str], Any]:
     """Return a function `__getattr__` for the module named `module`.
 
-    It raises `ImportError` with a hint for a name in `HINTS` or `hints`, and `AttributeError` for
-    other names.
+    It raises `AttributeError`, with a hint for a name in `HINTS` or `hints`. In a statement `from …
+    import name`, the finder in `_modules` raises an `ImportError` with the same message.
 
     Args:
         module: name of the module.
@@ -138,9 +148,8 @@ def refuse_names(module: str, **hints: str) -> Callable[[str], Any]:
     all_hints = {**HINTS, **hints}
 
     def get(name: str) -> Any:
-        # `from … import name` keeps the message of an ImportError only.
         if name in all_hints:
-            raise ImportError(f"{module} has no {name!r}: {all_hints[name]}", name=name)
+            raise RefusedName(f"{module} has no {name!r}: {all_hints[name]}", name=name)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return get

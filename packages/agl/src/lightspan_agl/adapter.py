@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from difflib import get_close_matches
+from typing import Any, Final, TypedDict
 
 from lightspan.errors import UnsupportedError
 from lightspan.schema import genai_messages, semconv as c
@@ -14,6 +15,10 @@ from lightspan_agl._unsupported import TRIPLETS, refuse_names as _refuse_names
 
 __all__ = ["LlmProxyTraceToTriplet", "TraceToMessages", "TracerTraceToTriplet"]
 __getattr__ = _refuse_names(__name__)
+
+
+_OPTIONS: Final = ("agent_match", "repair_hierarchy")
+"""Options of `TracerTraceToTriplet`."""
 
 
 class TracerTraceToTriplet:
@@ -35,6 +40,11 @@ class TracerTraceToTriplet:
     ) -> None:
         if options:
             names = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            near = {name: get_close_matches(name, _OPTIONS, cutoff=0.8) for name in options}
+            if meant := [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]:
+                raise UnsupportedError(
+                    f"TracerTraceToTriplet({names}): unknown; did you mean {', '.join(meant)}?"
+                )
             raise UnsupportedError(
                 f"TracerTraceToTriplet({names}): leave it out. Calls are recorded with their "
                 "agents and tokens, and the reward is the rollout's; for rewards of single calls "

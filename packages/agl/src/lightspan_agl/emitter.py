@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from lightspan.capture import context, emit
 from lightspan.capture.context_types import AgentContext, AttemptContext, Place
@@ -19,6 +19,7 @@ from lightspan.errors import RewardError
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import Span, SpanKind
+from lightspan_agl._operation import F, OperationContext
 from lightspan_agl._unsupported import REWARD_DECORATOR, refuse_names as _refuse_names
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "emit_object",
     "emit_reward",
     "find_final_reward",
+    "operation",
 ]
 __getattr__ = _refuse_names(__name__, reward=REWARD_DECORATOR)
 
@@ -242,3 +244,46 @@ def _is_uniform(value: Any) -> bool:
     """
     kinds = {type(item) for item in value} if isinstance(value, list) else set()
     return len(kinds) == 1 and kinds <= {str, int, float, bool}
+
+
+@overload
+def operation(
+    fn: F, *, propagate: bool = True, name: str | None = None, **additional_attributes: Any
+) -> F: ...
+@overload
+def operation(
+    fn: None = None,
+    *,
+    propagate: bool = True,
+    name: str | None = None,
+    **additional_attributes: Any,
+) -> OperationContext: ...
+def operation(
+    fn: Callable[..., Any] | None = None,
+    *,
+    propagate: bool = True,
+    name: str | None = None,
+    **additional_attributes: Any,
+) -> Any:
+    """Record a function or a `with` block as one span.
+
+    It decorates functions as `@operation` or `@operation(category="compute")`. Arguments and result
+    are recorded as JSON. In `with operation(user_id=1) as op:` call `op.set_input(…)` and
+    `op.set_output(…)`; after the block, `op.span()` returns the span.
+
+    Args:
+        fn: the function in the form `@operation`; None in the other forms.
+        propagate: False records nothing.
+        name: name of the span; None for the function's name, or `operation` for a block.
+        additional_attributes: attributes of the span; the names in nested mappings are joined by
+            dots.
+
+    Raises:
+        ValueError: `fn` is no function.
+    """
+    context = OperationContext(name, dict(_flat(additional_attributes)), propagate)
+    if fn is None:
+        return context
+    if not callable(fn):
+        raise ValueError(f"operation({fn!r:.100}): give the name as operation(name=…)")
+    return context(fn)

@@ -197,6 +197,9 @@ def construction(agent: LitAgent[Any]) -> Construction | None:
 def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]:
     """Return the method of the agent that runs tasks of `mode`.
 
+    As in Agent Lightning, the task is its positional argument, and `resources` and `rollout` are
+    passed by name.
+
     It is `training_rollout` for the mode `train`, and `validation_rollout` for every other mode and
     for None. If the agent is asynchronous, it is the async form of that method.
     """

@@ -33,9 +33,20 @@ FINAL: Final = ("succeeded", "failed", "cancelled")
 
 
 class LightningStore(RefusesNames):
-    """Rollouts, resources and spans of algorithms and of `LitAgentRunner`, in this process."""
+    """Rollouts, resources and spans of algorithms and of `LitAgentRunner`, in this process.
 
-    def __init__(self) -> None:
+    Args:
+        thread_safe: without effect, because threads can always share the store.
+        options: other options of Agent Lightning, which are refused.
+
+    Raises:
+        UnsupportedError: there are other options.
+    """
+
+    def __init__(self, *, thread_safe: bool = False, **options: Any) -> None:
+        if options:
+            names = ", ".join(f"{name}={value!r:.100}" for name, value in options.items())
+            raise UnsupportedError(f"{type(self).__name__}({names}): leave it out")
         self._spans: dict[str, list[Span]] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._queue: deque[str] = deque()
@@ -86,7 +97,8 @@ class LightningStore(RefusesNames):
         Args:
             resources_id: their id; None for any id.
         """
-        return [r for r in self._resources.values() if resources_id in (None, r.resources_id)]
+        updates = list(self._resources.values())
+        return [r for r in updates if resources_id in (None, r.resources_id)]
 
     def resources_of(self, rollout_id: str) -> NamedResources:
         """Return the resources of a rollout.
@@ -188,7 +200,7 @@ class LightningStore(RefusesNames):
         _refuse_options("query_rollouts", options)
         return [
             rollout
-            for rollout in self._rollouts.values()
+            for rollout in list(self._rollouts.values())  # another thread may add rollouts
             if (status_in is None or rollout.status in status_in)
             and (rollout_id_in is None or rollout.rollout_id in rollout_id_in)
         ]

@@ -15,7 +15,8 @@ from lightspan.schema.validation import check_whole
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls, check_hooks
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl._specs import build
+from lightspan_agl._unsupported import RUNNERS, RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
 from lightspan_agl.algorithm.decorator import FunctionalAlgorithm
@@ -38,7 +39,7 @@ __all__ = ["Trainer"]
 __getattr__ = _refuse_names(__name__)
 
 
-class Trainer:
+class Trainer(RefusesNames):
     """Train an agent, or run it for a trial.
 
     Args:
@@ -46,18 +47,19 @@ class Trainer:
         n_workers: older name of `n_runners`.
         algorithm: `VERL(config)`, `APO(client)` or a function under `@algo`; None if only
             `Trainer.dev` is called.
-        adapter: `{"agent_match": "regular expression"}` for `VERL`; None trains all agents.
+        adapter: `{"agent_match": "regular expression"}` for `VERL`; None trains all agents. It,
+            `tracer` and `store` may also be a class, its dotted name, or a mapping with `type`.
         initial_resources: resources by name: with `APO` the initial prompt; for `Trainer.dev` all
             resources of the agents, such as `{"main_llm": LLM(…)}`.
         tracer: tracer for hooks and for the agents' attribute `tracer`; None for a new `Tracer`.
             Agents that `VERL` trains have a `Tracer` of their own.
         hooks: hooks that are called around each rollout; refused by `fit` with `VERL`, whose agents
-            run in other processes.
+            run in another process.
         store: `InMemoryLightningStore` for a function under `@algo`; None for a new one. Refused
             with other algorithms.
         options: further options of Agent Lightning. `strategy`, `port`, `daemon` and `dev` are
-            accepted without effect, except that `n_runners` of `strategy` counts if it is a
-            mapping; `fit` and `dev` print a note. Any other option is refused.
+            accepted without effect, except that `n_runners` of a mapping `strategy` counts more
+            than the argument `n_runners`; `fit` and `dev` print a note. Other options are refused.
 
     Raises:
         ConfigError: `n_runners` or `initial_resources` is invalid.
@@ -70,15 +72,20 @@ class Trainer:
         n_runners: int | None = None,
         n_workers: int | None = None,
         algorithm: VERL | APO[Any] | FunctionalAlgorithm | None = None,
-        adapter: TracerTraceToTriplet | TraceToMessages | Mapping[str, Any] | None = None,
+        adapter: TracerTraceToTriplet
+        | TraceToMessages
+        | type[TracerTraceToTriplet | TraceToMessages]
+        | Mapping[str, Any]
+        | str
+        | None = None,
         initial_resources: NamedResources | None = None,
-        tracer: Tracer | None = None,
+        tracer: Tracer | type[Tracer] | Mapping[str, Any] | str | None = None,
         hooks: Hook | Sequence[Hook] | None = None,
-        store: LightningStore | None = None,
+        store: LightningStore | type[LightningStore] | Mapping[str, Any] | str | None = None,
         **options: Any,
     ) -> None:
         other_options = {name: value for name, value in options.items() if value not in (None, ())}
-        hints = _FUNCTION_HINTS if isinstance(algorithm, FunctionalAlgorithm) else _HINTS
+        hints = _HINTS_BY_ALGORITHM.get(type(algorithm), _HINTS)
         refused = [
             f"Trainer({name}={value!r}): {hints.get(name, _HINTS.get(name, 'leave it out'))}"
             for name, value in other_options.items()
@@ -93,19 +100,22 @@ class Trainer:
             )
         if store is not None and not isinstance(algorithm, FunctionalAlgorithm):
             raise UnsupportedError(f"Trainer(store={store!r:.100}): {_HINTS['store']}")
-        strategy = other_options.get("strategy")
-        counts = [n_runners, n_workers]
-        if isinstance(strategy, Mapping):
-            counts.append(strategy.get("n_runners"))
-        self.n_runners = next((count for count in counts if count is not None), 1)
-        check_whole("n_runners", self.n_runners, 1)
+        _check_strategy(other_options.get("strategy"))
+        self.n_runners, unused = _runner_count(n_runners, n_workers, other_options)
         self.algorithm = algorithm
         self.adapter = _make_adapter(adapter)
+        if isinstance(algorithm, VERL) and not isinstance(self.adapter, TracerTraceToTriplet):
+            raise UnsupportedError(
+                f"Trainer(adapter={type(self.adapter).__name__}()) with VERL: use "
+                "{'agent_match': 'regular expression'}, or leave it out to train every agent"
+            )
         self.initial_resources = check_resources(initial_resources)
-        self.tracer = check_tracer(tracer, "Trainer")
+        self.tracer = check_tracer(build(tracer, "Trainer: tracer"), "Trainer")
         self.hooks = check_hooks(hooks, "Trainer")
-        self.store = store
-        self._no_effect = [f"{name}={value!r}" for name, value in other_options.items()]
+        self.store = build(store, "Trainer: store")
+        if not isinstance(self.store, LightningStore | None):
+            raise UnsupportedError(f"Trainer(store={store!r:.100}): use InMemoryLightningStore()")
+        self._no_effect = [f"{name}={value!r}" for name, value in unused.items()]
 
     def fit(
         self,
@@ -127,7 +137,7 @@ class Trainer:
             With a function under `@algo`, None.
 
         Raises:
-            AppError: the agent cannot be recreated in the runners' processes.
+            AppError: the agent cannot be recreated in the runners' process.
             UnsupportedError: `AGL_CURRENT_ROLE` is set to one role, or there are `hooks` and the
                 algorithm is `VERL`.
             ConfigError: the algorithm or required tasks are missing, or a batch is larger than
@@ -156,7 +166,7 @@ class Trainer:
         if self.hooks:
             raise UnsupportedError(
                 f"Trainer(hooks=[{type(self.hooks[0]).__qualname__}(), …]) with VERL: agents run "
-                f"in other processes; {_HINTS['hooks']}"
+                f"in another process; {_HINTS['hooks']}"
             )
         plan = self.algorithm.plan
         train = as_tasks(train_dataset, "train_dataset")
@@ -356,30 +366,70 @@ def _as_app(agent: LitAgent[Any], plan: Plan) -> App:
 
 
 _NO_EFFECT: Final = ("strategy", "port", "daemon", "dev")
-_FUNCTION_HINTS: Final = dict.fromkeys(
-    ("max_rollouts", "max_tasks"),
-    "leave it out; the function under @algo queues as many rollouts as it needs, and fit ends when "
-    "it returns",
-)
+_ENDS: Final = {
+    VERL: "trainer.total_training_steps of VERL(config) ends a run",
+    APO: "leave it out; beam_rounds, beam_width, branch_factor and the batch sizes of APO set how "
+    "many rollouts there are",
+    FunctionalAlgorithm: "leave it out; the function under @algo queues as many rollouts as it "
+    "needs, and fit ends when it returns",
+    type(None): "leave it out; dev runs each task once, and the algorithm ends fit",
+}
+_HINTS_BY_ALGORITHM: Final = {
+    algorithm: dict.fromkeys(("max_rollouts", "max_tasks"), hint)
+    for algorithm, hint in _ENDS.items()
+}
+"""Class of the algorithm → option → what to use instead."""
+_STRATEGIES: Final = ("shm", "cs")
+"""Short names of the strategies of Agent Lightning."""
 _HINTS: Final = {
-    "max_rollouts": "trainer.total_training_steps of VERL(config) ends a run",
-    "max_tasks": "trainer.total_training_steps of VERL(config) ends a run",
     "store": "leave it out; VERL's store is a SQLite file in the run's folder, APO's in memory",
     "llm_proxy": "leave it out; the gateway of lightspan serves main_llm",
     "hooks": "do the work in the agent's rollout, before and after the rest",
     "triplet_exporter": "use adapter={'agent_match': …}",
+    "runner": "leave it out; Trainer runs the agents itself, n_runners at a time",
 }
 
 
 def _make_adapter(adapter: Any) -> TracerTraceToTriplet | TraceToMessages:
-    if isinstance(adapter, TracerTraceToTriplet | TraceToMessages):
-        return adapter
-    try:
-        return TracerTraceToTriplet(**(adapter or {}))
-    except TypeError as error:
+    built = build(adapter or {}, "Trainer: adapter", TracerTraceToTriplet)
+    if not isinstance(built, TracerTraceToTriplet | TraceToMessages):
         raise UnsupportedError(
             f"Trainer(adapter={adapter!r}): use {{'agent_match': 'regular expression'}}"
-        ) from error
+        )
+    return built
+
+
+def _check_strategy(strategy: Any) -> None:
+    """Raise `UnsupportedError` if Agent Lightning has no such strategy."""
+    name = strategy.get("type", "cs") if isinstance(strategy, Mapping) else strategy
+    if name is None or name in _STRATEGIES or str(name).endswith("ExecutionStrategy"):
+        return
+    raise UnsupportedError(f"Trainer(strategy={strategy!r:.100}) is unknown: {RUNNERS}")
+
+
+def _runner_count(
+    n_runners: int | None, n_workers: int | None, options: Mapping[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    """Return the number of runners, and the options that have no effect.
+
+    The number in `strategy` counts most, as in Agent Lightning, and `n_workers` least.
+    """
+    unused = dict(options)
+    strategy = unused.get("strategy")
+    counts = {"strategy": None, "n_runners": n_runners, "n_workers": n_workers}
+    if isinstance(strategy, Mapping) and strategy.get("n_runners") is not None:
+        counts["strategy"] = strategy["n_runners"]
+        others = {name: value for name, value in strategy.items() if name != "n_runners"}
+        unused = {**unused, "strategy": others} if others else _without(unused, "strategy")
+    given = {name: count for name, count in counts.items() if count is not None}
+    count = next(iter(given.values()), 1)
+    check_whole("n_runners", count, 1)
+    differing = {name: value for name, value in given.items() if value != count}
+    return count, {**differing, **unused}
+
+
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
 
 
 def _check_agent(agent: Any) -> None:
@@ -393,7 +443,7 @@ def _check_agent(agent: Any) -> None:
     hooks = [name for name in ("on_rollout_start", "on_rollout_end") if hasattr(agent, name)]
     if hooks:
         raise UnsupportedError(
-            f"{kind} defines {', '.join(hooks)}, which is never called: {_HINTS['hooks']}"
+            f"{kind} defines {' and '.join(hooks)}, which lightspan never calls: {_HINTS['hooks']}"
         )
 
 

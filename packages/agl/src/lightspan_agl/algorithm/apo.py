@@ -52,8 +52,9 @@ class APO(Generic[T]):
         beam_width: number of candidates that continue in the next round.
         branch_factor: number of new candidates per candidate and round.
         beam_rounds: number of rounds.
-        rollout_batch_timeout: seconds for the rollouts that are queued together; rollouts that
-            have not ended by then are cancelled and count as 0.
+        rollout_batch_timeout: seconds for the rollouts of one prompt on one batch of tasks;
+            rollouts that have not ended by then are cancelled and count as 0. Batches are run one
+            after another, so each has all runners.
         run_initial_validation: without effect; the initial prompt is always evaluated.
         seed: seed of every random choice.
 
@@ -155,7 +156,8 @@ class APO(Generic[T]):
             reflections_at_once=MAX_CONCURRENT_QUESTIONS,
             seed=self.seed,
         )
-        search = Search(plan, trials, split, models, log.info)
+        # each trial has its own `rollout_batch_timeout`
+        search = Search(plan, trials, split, models, log.info, rollouts_at_once=1)
         try:
             result = await search.run()
         finally:  # also the best so far if interrupted

@@ -23,14 +23,20 @@ class FunctionalAlgorithm:
 
     Raises:
         ConfigError: the function has a parameter that is unknown (not in `_ARGUMENTS`) and has no
-            default.
+            default. `*args` and `**kwargs` are allowed and get nothing.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
         parameters = inspect.signature(function).parameters.values()
-        unknown = [p.name for p in parameters if p.name not in _ARGUMENTS and p.default is p.empty]
+        unknown = [
+            p.name
+            for p in parameters
+            if p.name not in _ARGUMENTS
+            and p.default is p.empty
+            and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
         if unknown:
             raise ConfigError(
                 f"the algorithm {function.__qualname__!r} takes {', '.join(unknown)}, which are "

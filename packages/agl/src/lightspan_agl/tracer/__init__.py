@@ -12,7 +12,7 @@ from lightspan.capture.context import current_context
 from lightspan.errors import UnsupportedError
 from lightspan.progress import print_line
 from lightspan.schema.spans import Span
-from lightspan_agl._unsupported import refuse_names as _refuse_names
+from lightspan_agl._unsupported import TRACER, refuse_names as _refuse_names
 
 __all__ = ["AgentOpsTracer", "OtelTracer", "Tracer"]
 __getattr__ = _refuse_names(__name__)
@@ -89,7 +89,10 @@ def check_tracer(tracer: Any, owner: str) -> Tracer:
     if tracer is None:
         return Tracer()
     if not isinstance(tracer, Tracer):
-        raise UnsupportedError(f"{owner}(tracer={tracer!r:.100}): leave it out")
+        raise UnsupportedError(
+            f"{owner}(tracer={tracer!r:.100}): use an instance of a subclass of "
+            f"lightspan_agl.Tracer, or {TRACER}"
+        )
     methods = [name for name in _METHODS if hasattr(tracer, name)]
     if methods:
         raise UnsupportedError(

@@ -208,12 +208,7 @@ class _Block(ContextDecorator):
                 inside = current.enter_agent(name)
                 attributes = {**attributes, **context.agent_attributes(name, current.frames)}
             span = context.make_span(
-                current,
-                self.name,
-                self.kind,
-                attributes,
-                span_id=inside.parent_span_id,
-                status=SpanStatus.OK,
+                current, self.name, self.kind, attributes, span_id=inside.parent_span_id
             )
         except Exception as error:  # a capture error must not reach the app
             current.add_capture_error(f"{self.name}", error)
@@ -294,7 +289,7 @@ def agent(name: str, *, input: Any = None) -> _Block:
         name: name of the agent or team.
         input: input of the agent or team, recorded in its span; None if unknown.
     """
-    return replace(agent_span(name, input=input), attributes=_input_attributes(input))
+    return replace(agent_span(_text(name, agent), input=input), attributes=_input_attributes(input))
 
 
 def agent_span(name: str, *, input: Any = None) -> _Block:
@@ -307,6 +302,13 @@ def agent_span(name: str, *, input: Any = None) -> _Block:
     return _Block(f"invoke_agent {name}", SpanKind.AGENT, {}, input, agent=name)
 
 
+def _text(name: Any, decorator: Callable[..., Any]) -> Any:
+    """Return the name of a block; raise `TypeError` for the function in `@lightspan.operation`."""
+    if callable(name):
+        raise TypeError(f"{name!r:.60} needs a name: @lightspan.{decorator.__name__}('NAME')")
+    return name
+
+
 def _input_attributes(value: Any) -> Attributes:
     return {} if value is None else {c.OPERATION_INPUT: dump_json(value)}
 
@@ -315,8 +317,12 @@ def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> 
     """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
 
     In production the outermost block is an attempt with `input` as its task.
+
+    Raises:
+        TypeError: `name` is a function, as in `@lightspan.operation` without a name.
     """
-    return _Block(name, SpanKind.OPERATION, {**attributes, **_input_attributes(input)}, input)
+    attributes |= _input_attributes(input)
+    return _Block(_text(name, operation), SpanKind.OPERATION, attributes, input)
 
 
 def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
@@ -332,7 +338,7 @@ def tool(name: str, arguments: str = "", call_id: str = "") -> _Block:
     """
     attributes: dict[str, Any] = {
         c.OPERATION_NAME: "execute_tool",
-        c.TOOL_NAME: name,
+        c.TOOL_NAME: _text(name, tool),
         c.TOOL_CALL_ARGUMENTS: arguments,
         c.TOOL_CALL_ID: call_id or None,
         c.OPENINFERENCE_KIND: "TOOL",

@@ -170,12 +170,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """
         own = counted({"with a reward of their own; ": len(self.failures_scored)})
         without = f" ({own}{self.mean_without_failures:.3f} without these)"
-        shown = without if self._failures_counted else ""
+        shown = without if self._failures_counted and "nan" not in without else ""
         counts = counted({f"{k}{shown * (k == 'failed')}": n for k, n in self.counts.items()})
         counts = (f", {counts}" if counts else "") + named_means(self.dimensions)
+        counts += self._sampling_text()
         of = "" if self.weights is None else f" with the weights of step {self.weights}"
-        sampled = self._sampling_text()
-        return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}{sampled}"
+        return f"step {self.step}: {split} {metric}{of} {self.interval}{counts}"
 
     def _sampling_text(self) -> str:
         """Describe the sampling temperatures; empty if no call was recorded."""
@@ -336,8 +336,8 @@ def _problems(first: Evaluation, last: Evaluation) -> str:
     """
     before, after = first.counts, last.counts
     counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
-    if first._failures_counted or last._failures_counted:
-        means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
+    means = [f"{each.mean_without_failures:.2f}".replace("nan", "none") for each in (first, last)]
+    if (first._failures_counted or last._failures_counted) and set(means) != {"none"}:
         counts["failed"] += f" ({' -> '.join(means)} without these)"
     shown = [text for name, text in counts.items() if before[name] or after[name]]
     return f"; held out: {', '.join(shown)}" if shown else ""

@@ -85,6 +85,7 @@ class Search:
         split: the tasks for critiques, and those for comparisons.
         models: open clients of the models that criticise and rewrite prompts.
         note: called with progress messages.
+        rollouts_at_once: maximum rollouts requested together; a trial with more is requested alone.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Search:
         split: Split,
         models: Models,
         note: Callable[[str], None],
+        rollouts_at_once: int = MAX_CONCURRENT_ROLLOUTS,
     ) -> None:
         self._plan = plan
+        self._rollouts_at_once = rollouts_at_once
         self._trials = trials
         self._split = split
         self._models = models
@@ -142,7 +145,9 @@ class Search:
             if ended := self._why_it_ends():
                 return ended
             await self._round(number)
-        return self._perfect() or f"{plural(self._plan.beam_rounds, 'round')} of the beam are done"
+        rounds = self._plan.beam_rounds
+        are = "is" if rounds == 1 else "are"
+        return self._perfect() or f"{plural(rounds, 'round')} of the beam {are} done"
 
     @property
     def chosen(self) -> int:
@@ -407,7 +412,7 @@ class Search:
         done: list[Evaluation] = []
         while len(done) < len(trials):
             some = trials[len(done) :]
-            count = max(1, MAX_CONCURRENT_ROLLOUTS // max(1, len(some[0].tasks)))
+            count = max(1, self._rollouts_at_once // max(1, len(some[0].tasks)))
             done += await self._trials.evaluate(some[:count])
         return done
 
