@@ -182,10 +182,12 @@ class Session:
             return None
         step = self.state.step
         has_ended = self.settings.has_ended(step, self.last_step, standing.since_best)
-        if self.checkpoint is None or not has_ended:
-            self._is_resumable = True
-            return None
-        result = finished_result(self.folder, step, best)
+        if step > self.last_step:
+            less = f"steps={self.last_step} is below the {step} done"
+            self.reporter.line(f"{less}: no step is trained, and step {step} is the last")
+        is_trained = has_ended and self.checkpoint is not None
+        result = finished_result(self.folder, step, best) if is_trained else None
+        self._is_resumable = result is None
         if result is not None:
             early = f" (patience={self.settings.patience} has ended it after step {step})"
             why = early if step < self.last_step else ""
