@@ -254,16 +254,16 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
 
 
 # --- it ends ------------------------------------------------------------------------------------
-async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
+async def _at_work(
+    start: Start, store: Store, *tasks: Any, app: str = "apart_app:naps"
+) -> tuple[Started, list[str]]:
     """Start a runner, and wait until it reports exactly the waiting tasks as running.
 
     Returns the runner and the rollout ids of all tasks. An empty task does not wait.
     """
-    await store.announce(trainer_of("apart_app:naps"))
-    names = await enqueue(store, "apart_app:naps", *tasks)
-    runner = start(
-        *("--store", store.url, "--slots", str(len(tasks)), "apart_app:naps"), talkative=True
-    )
+    await store.announce(trainer_of(app))
+    names = await enqueue(store, app, *tasks)
+    runner = start(*("--store", store.url, "--slots", str(len(tasks)), app), talkative=True)
     waiting = sum(bool(task) for task in tasks)
     finished = len(tasks) - waiting
     await runner.says(
@@ -309,6 +309,19 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
     assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
 
 
+async def test_an_attempt_that_ends_during_the_shutdown_is_finished(
+    start: Start, store: Store
+) -> None:
+    """Check the totals against the store: one of two attempts reports after the signal."""
+    tasks: list[Any] = [{"reward": 1.0}, {"seconds": 100.0}]
+    runner, names = await _at_work(start, store, *tasks, app="apart_app:goes_on")
+    runner.process.send_signal(signal.SIGTERM)
+    assert await runner.ends() == 0
+    done, waiting_one = await store.rollouts(names)
+    assert (done.status, waiting_one.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
+    assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
+
+
 async def test_a_signal_to_the_process_group_replaces_no_process(
     start: Start, store: Store
 ) -> None:
@@ -316,6 +329,7 @@ async def test_a_signal_to_the_process_group_replaces_no_process(
     os.killpg(runner.process.pid, signal.SIGTERM)
     assert await runner.ends() == 0
     assert "is replaced" not in runner.text
+    assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
     [waiting_one] = await store.rollouts(names[1:])
     assert waiting_one.status is RolloutStatus.QUEUED
     assert waiting_one.infrastructure_tries == 0

@@ -47,16 +47,11 @@ class TrainingLoop:
         self._first_step = self._state.step + 1
         self._sinks = Sinks(self._settings.sinks, session.note)
         self._listeners = Listeners(session.note)
-        seconds = self._state.seconds
-        seconds |= last_seconds(self._folder)
+        self._state.seconds |= last_seconds(self._folder)
         self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
-        self._meter = Meter(
-            session.engine if self._trains else None,
-            session.learner if self._trains else None,
-            session.collector,
-            seconds,
-        )
+        engine, learner = (session.engine, session.learner) if self._trains else (None, None)
+        self._meter = Meter(engine, learner, session.collector, self._state.seconds)
         self._started = time.monotonic()
 
     async def run(self) -> FitResult:
@@ -160,14 +155,9 @@ class TrainingLoop:
         session, state = self._session, self._state
         state.rng = session.rng.getstate()
         state.algorithm = session.algorithm.state()
-        best = self._standing.best
-        save = partial(
-            checkpoints.save,
-            self._folder.checkpoints,
-            state,
-            session.learner.save if self._trains else None,
-            best=None if best is None else best.step,
-        )
+        best = None if self._standing.best is None else self._standing.best.step
+        save_learner, folder = session.learner.save if self._trains else None, self._folder
+        save = partial(checkpoints.save, folder.checkpoints, state, save_learner, best=best)
         await session.learn(save)
 
     async def _evaluate_if_due(self) -> None:

@@ -183,8 +183,7 @@ class Session:
         step = self.state.step
         has_ended = self.settings.has_ended(step, self.last_step, standing.since_best)
         if step > self.last_step:
-            less = f"steps={self.last_step} is below the {step} done"
-            self.reporter.line(f"{less}: no step is trained, and step {step} is the last")
+            self.reporter.line(f"steps={self.last_step} is below the {step} done: none is trained")
         is_trained = has_ended and self.checkpoint is not None
         result = finished_result(self.folder, step, best) if is_trained else None
         self._is_resumable = result is None
