@@ -20,7 +20,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
-from lightspan.plugins import load_plugin
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
@@ -327,8 +327,12 @@ class Session:
             run_id, PeerRole.TRAINER, app, run_id=run_id, gateway=gateway, remote=remote
         )
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
-        if isinstance(runners, WatchedRunners):
-            watch = runners.watch(self.store, self.reporter.line)
+        visible = runners if isinstance(runners, WatchedRunners) else None
+        if visible is None and "ExternalRunners" in installed_plugins("api"):
+            # `lightspan runner` may join any training of its app in the store.
+            visible = load_plugin("api", "ExternalRunners").beside(plan)
+        if visible is not None:
+            watch = visible.watch(self.store, self.reporter.line)
             self._stack.callback(asyncio.create_task(watch).cancel)
         return runners
 
