@@ -276,7 +276,9 @@ class _Joiner:
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}
         for run in [run for run in self._runs if run not in runs]:
-            end = "is complete" if run in complete else "has stopped; it can be resumed"
+            end = "is complete"
+            if run not in complete:
+                end = "has stopped or cannot be reached; this runner waits, as it can be resumed"
             self._print(f"training {run} {end}")
         for peer in current.incompatible:
             self._print_problem(peer.run_id, incompatibility(peer))
