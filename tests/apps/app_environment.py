@@ -6,12 +6,12 @@ import re
 import venv
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 import lightspan
-import lightspan_testing
 
 CAPTURE = ("msgspec", "opentelemetry-api", "opentelemetry-sdk", "lightspan-cluster")
 """Distributions that an app's environment needs for core and for `lightspan runner`."""
@@ -32,12 +32,12 @@ def app_environment(folder: Path, *distributions: str, core: bool = True) -> Pat
             if not link.exists():
                 link.symlink_to(entry)
     if core:
-        [source] = lightspan.__path__
-        if not (packages / "lightspan").exists():  # a distribution that needs it has linked it
-            (packages / "lightspan").symlink_to(source)
-        suites = Path(next(iter(lightspan_testing.__path__)))  # apps of tests name scripted parts
-        if not (packages / suites.name).exists():
-            (packages / suites.name).symlink_to(suites)
+        # The running ones; apps of tests name scripted parts of the suites.
+        for name in ("lightspan", "lightspan_cluster", "lightspan_testing"):
+            spec = find_spec(name)
+            if spec is not None and not (packages / name).exists():  # no distribution has linked it
+                [source] = spec.submodule_search_locations or []
+                (packages / name).symlink_to(source)
         for entry in _top_level(distribution("lightspan")):  # which names its commands
             if entry.suffix == ".dist-info" and not (packages / entry.name).exists():
                 (packages / entry.name).symlink_to(entry)

@@ -20,6 +20,7 @@ import pytest
 from lightspan import ExternalRunners, Trainer, __version__
 from lightspan.runners.app import App
 from lightspan.runners.discovery import Presence, make_peer
+from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerConfig, RunnerPlan
 from lightspan.runners.runner import Runner
 from lightspan.schema.records import (
@@ -229,7 +230,7 @@ async def test_a_training_that_stops_can_be_resumed(start: Start, store: Store) 
     runner = start("--store", store.url, "apart_app:naps")
     await runner.says("joined training run-1")
     await store.withdraw(peer.peer_id)
-    await runner.says("training run-1 has stopped; it can be resumed")
+    await runner.says("training run-1 has stopped or cannot be reached; this runner waits, ")
     later = await enqueue(store, "apart_app:naps", {})
     await store.announce(trainer_of("apart_app:other"))
     await runner.says("(live trainings have the apps apart_app:other)")
@@ -255,16 +256,16 @@ async def test_every_attempt_its_process(start: Start, store: Store, tmp_path: P
 
 
 # --- it ends ------------------------------------------------------------------------------------
-async def _at_work(start: Start, store: Store, *tasks: Any) -> tuple[Started, list[str]]:
+async def _at_work(
+    start: Start, store: Store, *tasks: Any, app: str = "apart_app:naps"
+) -> tuple[Started, list[str]]:
     """Start a runner, and wait until it reports exactly the waiting tasks as running.
 
     Returns the runner and the rollout ids of all tasks. An empty task does not wait.
     """
-    await store.announce(trainer_of("apart_app:naps"))
-    names = await enqueue(store, "apart_app:naps", *tasks)
-    runner = start(
-        *("--store", store.url, "--slots", str(len(tasks)), "apart_app:naps"), talkative=True
-    )
+    await store.announce(trainer_of(app))
+    names = await enqueue(store, app, *tasks)
+    runner = start(*("--store", store.url, "--slots", str(len(tasks)), app), talkative=True)
     waiting = sum(bool(task) for task in tasks)
     finished = len(tasks) - waiting
     await runner.says(
@@ -310,6 +311,19 @@ async def test_a_runner_in_a_hurry_gives_attempts_back(
     assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
 
 
+async def test_an_attempt_that_ends_during_the_shutdown_is_finished(
+    start: Start, store: Store
+) -> None:
+    """Check the totals against the store: one of two attempts reports after the signal."""
+    tasks: list[Any] = [{"reward": 1.0}, {"seconds": 100.0}]
+    runner, names = await _at_work(start, store, *tasks, app="apart_app:goes_on")
+    runner.process.send_signal(signal.SIGTERM)
+    assert await runner.ends() == 0
+    done, waiting_one = await store.rollouts(names)
+    assert (done.status, waiting_one.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.QUEUED)
+    assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
+
+
 async def test_a_signal_to_the_process_group_replaces_no_process(
     start: Start, store: Store
 ) -> None:
@@ -317,6 +331,7 @@ async def test_a_signal_to_the_process_group_replaces_no_process(
     os.killpg(runner.process.pid, signal.SIGTERM)
     assert await runner.ends() == 0
     assert "is replaced" not in runner.text
+    assert runner.text.endswith("ended; attempts claimed: 2, finished: 1, given back: 1\n")
     [waiting_one] = await store.rollouts(names[1:])
     assert waiting_one.status is RolloutStatus.QUEUED
     assert waiting_one.infrastructure_tries == 0
@@ -474,6 +489,40 @@ def test_what_the_peers_of_a_store_mean_for_a_runner() -> None:
     assert trainings(peers, "a:b") == Trainings((live,), (complete,), (foreign,), ("c:d",))
     assert trainings(peers, "a:b", "3") == Trainings((), (complete,), (), ())
     assert trainings(peers, "c:d") == Trainings((other,), (), (), ("a:b",))
+
+
+def test_runners_that_join_a_training_with_own_runners_are_printed(lines: Any) -> None:
+    """Check that nobody is asked to start one."""
+    plan = RunnerPlan(store_url="sqlite:////x.db", app="a:b", run_id="run-1")
+    runners = ExternalRunners.beside(plan)
+    watch = RunnerWatch(plan, runners, lines.line)
+    watch.update([trainer_of("a:b")], 0.0)
+    watch.update([trainer_of("a:b"), make_peer("r1", PeerRole.RUNNER, "a:b", slots=8)], 1.0)
+    watch.update([trainer_of("a:b")], 99.0)
+    assert lines.texts == [
+        f"runner r1 joined: 8 more attempts at once, lightspan {__version__}, {sys.executable}",
+        "runner r1 is gone",
+    ]
+
+
+async def test_a_runner_joins_a_training_with_runners_of_its_own(
+    start: Start,
+    rl: Callable[..., Any],
+    tmp_path: Path,
+    app_python: Path,
+    ask: Callable[..., Any],
+    lines: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lightspan_cluster.external_runners.POLL_INTERVAL_S", 0.05)
+    runner = start("--store", f"sqlite:///{tmp_path}/run/store.db", "apart_app:answer")
+    await runner.says("to exist (Ctrl-C ends)")
+    own = LocalRunners(1, python=app_python, app_dirs=APART)
+    trainer = Trainer(rl(), runners=own, steps=4, folder=tmp_path / "run", reporter=lines)
+    await asyncio.to_thread(trainer.fit, "apart_app:answer", ask(4))
+    assert await runner.ends() == 0
+    assert any(" joined: 8 more attempts at once, lightspan " in text for text in lines.texts)
+    assert not any("waiting for runners" in text for text in lines.texts)
 
 
 def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:

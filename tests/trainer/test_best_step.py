@@ -19,6 +19,7 @@ from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
 from lightspan.training.model_selection import Splits, overlap_warnings
+from lightspan.training.settings import TrainerSettings
 from lightspan_torch.learner.torch import TorchLearner
 
 pytestmark = pytest.mark.slow
@@ -179,9 +180,7 @@ def test_killed_run_keeps_the_same_step(run: Run, tiny: Path, tmp_path: Path) ->
 
 
 def test_split_is_the_same_each_time_and_keeps_equal_tasks_together(tiny: Path) -> None:
-    from lightspan import LightningRL
     from lightspan.training.model_selection import split_tasks
-    from lightspan.training.settings import TrainerSettings
 
     def split(seed: int) -> Any:
         algorithm = LightningRL(tiny, seed=seed)
@@ -193,6 +192,14 @@ def test_split_is_the_same_each_time_and_keeps_equal_tasks_together(tiny: Path) 
     assert found != split(1)
     assert (len(found.train), len(found.selection)) == (30, 5)
     assert not set(found.train) & set(found.selection)
+
+
+def test_a_step_above_the_planned_ones_is_evaluated(tiny: Path) -> None:
+    """Check a run that is resumed with fewer steps than it has done, and so ends early."""
+    settings = TrainerSettings(LightningRL(tiny), keep="best", validate_every=4)
+    assert [settings.selects_at(step, 6) for step in (5, 6, 7)] == [False, True, True]
+    evaluated = [settings.evaluates_at(step, 6, has_selection=True) for step in (4, 5, 6, 7)]
+    assert evaluated == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,24 @@ def test_evaluation_that_was_interrupted_exists_once(
     assert load_state(found).step == 1
 
 
+def test_fewer_steps_than_done_end_a_run(apps: Any, rl: Make, tmp_path: Path, lines: Any) -> None:
+    """Check that the weights that are kept are evaluated, once."""
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(rl(), steps=9, folder=folder, reporter=Interrupting("step 3/9")).fit(
+            apps.spell, TRAIN, VAL
+        )
+    for _ in range(2):
+        lines.texts.clear()
+        trainer = Trainer(rl(), steps=1, folder=folder, reporter=lines)
+        result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)
+        assert (result.steps, [each.step for each in result.evaluations]) == (2, [0, 2])
+        assert lines.texts[0] == "steps=1 is below the 2 done: none is trained"
+    assert lines.texts[1:] == [f"{folder} is complete: nothing is left to train"]
+    kinds = [(line["kind"], line["step"]) for line in trainer.folder.metrics()]
+    assert kinds == [("eval", 0), ("train", 1), ("train", 2), ("eval", 2)]
+
+
 @contextmanager
 def _script(folder: Path, model: Path, steps: int, *more: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(SCRIPT), str(folder), str(model), str(steps), *more]

@@ -77,7 +77,18 @@ async def test_plans_that_cannot_be_followed(
         await RayRunners(8, address="10.0.0.1:6379", **options).start(told)
 
 
-async def test_a_cluster_without_a_token_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["", "disabled"])
+async def test_a_cluster_is_not_joined_without_a_token(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Check that nothing is claimed about a cluster that was not asked."""
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with pytest.raises(ConfigError, match=r"10.0.0.1:6379 requires no token.* RAY_AUTH_MODE=token"):
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    setting = f"RAY_AUTH_MODE={mode}" if mode else "RAY_AUTH_MODE is not set"
+    message = (
+        rf"^this process would join Ray cluster 10.0.0.1:6379 without a token \({setting}\); a "
+        r"cluster that accepts this requires no token.* RAY_AUTH_MODE=token"
+    )
+    with pytest.raises(ConfigError, match=message):
         await RayRunners(8, address="10.0.0.1:6379").start(plan("https://agents.example"))

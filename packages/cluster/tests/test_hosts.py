@@ -30,6 +30,7 @@ from lightspan.schema.records import PeerRole
 from lightspan.stores import open_store, relay_url
 from lightspan.stores.sqlite.store import SQLiteStore
 from lightspan.stores.timings import StoreTimings
+from lightspan_cluster.external_runners import RunnerWatch
 from lightspan_cluster.hosts import LEAVE_S, Hosts
 from lightspan_cluster.join_token import JoinToken, take_token
 from lightspan_cluster.tunnel import Tunnel
@@ -89,6 +90,8 @@ def test_what_is_printed_is_what_is_read(host: str) -> None:
         (f"10.0.0.5:41234/{'s3cret/' * 10}", "the token after 10.0.0.5:41234/ is no text of 64"),
         (f"10.0.0.5/{'s3cret00' * 8}", "it does not begin with HOST:PORT/"),
         (f"10.0.0.5:99999/{'s3cret00' * 8}", "it does not begin with HOST:PORT/"),
+        ("10.0.0.5:41234/TOKEN", "TOKEN stands for the token itself: copy the whole HOST:PORT/TOK"),
+        ("HOST:PORT/TOKEN", "TOKEN stands for the token itself: copy"),
         (f":41234/{'s3cret00' * 8}", "it does not begin with HOST:PORT/"),
         ("s3cret00" * 8, "it does not begin with HOST:PORT/"),
     ],
@@ -231,11 +234,15 @@ async def test_the_token_is_in_no_other_message(tmp_path: Path) -> None:
     await hosts.start(plan)
     join = await join_of(hosts, plan)
     hosts.missing_s = 2.0
-    with pytest.raises(
-        Exception, match=r"no runner for 2 s: .*--join .*/TOKEN app:answer"
-    ) as raised:
+    start = (
+        f"in the app's environment, `lightspan runner --join {join.place}/TOKEN app:answer`, with "
+        "the token for TOKEN: the whole line was printed at the start"
+    )
+    with pytest.raises(Exception, match=re.escape(f"no runner for 2 s: start one {start}, and go")):
         hosts.check()
-    assert join.key not in str(raised.value) + hosts.command(plan)
+    lines: list[str] = []
+    RunnerWatch(plan, hosts, lines.append).update([], 0.0)
+    assert lines == [f"waiting for runners: {start}"]
     await hosts.stop()
 
 

@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.protocol import RunnerPlan, check_importable
@@ -58,7 +58,20 @@ class ExternalRunners:
         self.missing_s = 0.0
         """Seconds for which there has been no runner; 0 while there is one. `RunnerWatch` sets
         it."""
+        self.is_needed = True
+        """Whether the training has no other runners, so that the user is reminded to start one."""
         self._plan: RunnerPlan | None = None
+
+    @classmethod
+    def beside(cls, plan: RunnerPlan) -> Self:
+        """Return an object whose `watch` prints which runners join a training with own runners.
+
+        Args:
+            plan: configuration of the training's own runners.
+        """
+        runners = cls()
+        runners.is_needed, runners._plan = False, plan
+        return runners
 
     async def start(self, plan: RunnerPlan) -> None:
         """Check that runners can import the app. Store `plan`, which `watch` uses.
@@ -85,7 +98,8 @@ class ExternalRunners:
             try:
                 watch.update(await store.peers(), clock.monotonic())
             except StoreError as error:
-                log.warning("the store's runners cannot be read: %s", error)
+                if self.is_needed:
+                    log.warning("the store's runners cannot be read: %s", error)
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def stop(self) -> None:
@@ -96,13 +110,17 @@ class ExternalRunners:
         if self.timeout_s is not None and self.missing_s > self.timeout_s:
             assert self._plan is not None
             raise LightspanError(
-                f"no runner for {self.missing_s:.0f} s: start one in the app's environment, "
-                f"`{self.command(self._plan)}`, and go on with resume=True"
+                f"no runner for {self.missing_s:.0f} s: start one {self.advice(self._plan)}, and "
+                "go on with resume=True"
             )
 
     def command(self, plan: RunnerPlan) -> str:
         """Return the shell command that starts a runner, for the user to run."""
         return shlex.join(["lightspan", "runner", "--store", plan.store_url, plan.app])
+
+    def advice(self, plan: RunnerPlan) -> str:
+        """Return, for messages, where and by which command a runner is started."""
+        return f"in the app's environment, `{self.command(plan)}`"
 
 
 @dataclass(slots=True)
@@ -142,7 +160,7 @@ class RunnerWatch:
         for name in self._joined.keys() - joined.keys():
             self.print_line(f"runner {name} is gone")
         self._joined = joined
-        if joined:
+        if joined or not self.runners.is_needed:
             self._alone_since = self._reminded = None
             self.runners.missing_s = 0.0
             return
@@ -159,10 +177,7 @@ class RunnerWatch:
             if problems := {problem: p.peer_id for p in own if (problem := problem_of(p))}:
                 reasons = (f"runner {name} cannot join: {why}" for why, name in problems.items())
                 others = f" ({'; '.join(reasons)})"
-            self.print_line(
-                f"waiting for runners{others}: in the app's environment, "
-                f"`{self.runners.command(self.plan)}`"
-            )
+            self.print_line(f"waiting for runners{others}: {self.runners.advice(self.plan)}")
 
     def _joined_of(self, peers: Sequence[Peer]) -> dict[str, Peer]:
         """Return the runners that work for this training, by name, and print the new ones.
@@ -187,8 +202,9 @@ class RunnerWatch:
             self._check_clock(peer)
             joined[name] = peer
             if name not in self._joined:
+                more = "" if self.runners.is_needed else " more"
                 self.print_line(
-                    f"runner {name} joined: {peer.slots} attempts at once, lightspan "
+                    f"runner {name} joined: {peer.slots}{more} attempts at once, lightspan "
                     f"{peer.lightspan}, {peer.python}"
                 )
         return joined

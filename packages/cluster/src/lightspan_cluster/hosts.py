@@ -153,6 +153,11 @@ class Hosts(ExternalRunners):
         """Return the command that starts a runner, with `TOKEN` in place of the token."""
         return _command(f"{self._join.place if self._join else 'HOST:PORT'}/TOKEN", plan)
 
+    def advice(self, plan: RunnerPlan) -> str:
+        """Return, for messages, how a runner is started; they do not contain the token."""
+        text = "with the token for TOKEN: the whole line was printed at the start"
+        return f"{super().advice(plan)}, {text}"
+
     async def stop(self) -> None:
         """Stop serving the store. Idempotent.
 

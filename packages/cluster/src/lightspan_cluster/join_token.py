@@ -51,14 +51,16 @@ class JoinToken(NamedTuple):
         host, _, port = place.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         problem = ""
-        if not host or not re.fullmatch(r"[1-9]\d{0,4}", port) or int(port) > 65_535:
+        if token == "TOKEN":
+            problem = "TOKEN stands for the token itself"
+        elif not host or not re.fullmatch(r"[1-9]\d{0,4}", port) or int(port) > 65_535:
             problem = "it does not begin with HOST:PORT/"
         elif not re.fullmatch(r"[\w-]*", token, re.ASCII) or len(token) != 2 * _HALF:
             problem = f"the token after {place}/ is no text of {2 * _HALF} letters and digits"
         if problem:
             raise ConfigError(
                 f"--join is incomplete or damaged, {problem}: copy the whole HOST:PORT/TOKEN from "
-                "the line that the trainer prints"
+                "the line that the trainer printed when it started"
             )
         return cls(host, int(port), token[:_HALF], token[_HALF:])
 

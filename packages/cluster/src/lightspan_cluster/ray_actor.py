@@ -125,8 +125,8 @@ class RunnerActor:
         try:
             self._runners.check()
         except LightspanError as error:
-            return _status(self._runners.claimed, error)
-        return _status(self._runners.claimed)
+            return _status(self._runners.counts["claimed"], error)
+        return _status(self._runners.counts["claimed"])
 
     async def stop(self) -> None:
         """End the processes. Their unfinished attempts are requeued."""

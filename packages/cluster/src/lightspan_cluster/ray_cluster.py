@@ -115,9 +115,16 @@ class Membership:
         address = self.address
         where = "a Ray cluster on this machine" if address == LOCAL else f"Ray cluster {address}"
         # Without RAY_AUTH_MODE, Ray uses a token file for these two addresses only.
-        default = "token" if address in (LOCAL, "auto") else ""
-        if os.environ.get("RAY_AUTH_MODE", default).lower() != "token":
-            self._reject(where)
+        mode = os.environ.get("RAY_AUTH_MODE", "token" if address in (LOCAL, "auto") else "")
+        has_token = mode.lower() == "token"
+        setting = f"RAY_AUTH_MODE={mode}" if mode else "RAY_AUTH_MODE is not set"
+        without = f"without a token ({setting})"
+        if not has_token:
+            # Whether the cluster requires one is not known yet.
+            verb = "start" if address == LOCAL else "join"
+            self._reject(
+                f"this process would {verb} {where} {without}; a cluster that accepts this"
+            )
         try:
             own = self._own_options if address == LOCAL else {}
             ray.init(address=address, **self._options, **own)
@@ -127,9 +134,8 @@ class Membership:
             # Ray logs a wrong token to stderr, and raises the error of any failed connection.
             is_rejected = isinstance(error, ConnectionError) and _listens(address)
             if is_rejected or isinstance(error, ray.exceptions.AuthenticationError):
-                raise ConfigError(
-                    f"{where} runs, but rejects the token of this process: {TOKEN_HINT}"
-                ) from error
+                what = "the token of this process" if has_token else f"a process {without}"
+                raise ConfigError(f"{where} runs, but rejects {what}: {TOKEN_HINT}") from error
             verb = "started" if address == LOCAL else "joined"
             line = next(iter(str(error).strip().splitlines()), "")
             text = f"{where} cannot be {verb}: {type(error).__name__}: {line}"

@@ -133,18 +133,22 @@ class _Joiner:
                     await self._runners.stop()
                     await self._start()
                 await self._end()
-                claimed, back = self._counts
         finally:
             await self._runners.stop()
-        if self._interrupts > 1:
-            await self._give_back()
+        counts = self._runners.counts
+        claimed, back = counts["claimed"], counts["returned"]
+        if self._interrupts > 1 or counts["running"]:
+            requeued = await self._give_back()
+            back += counts["running"] if requeued is None else requeued
         more = f", given back: {back}" if back else ""
         self._print(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
 
-    async def _give_back(self) -> None:
+    async def _give_back(self) -> int | None:
         """Requeue the attempts of processes that a signal to the process group ended too.
 
-        If the store does not answer, the attempts end when their leases expire.
+        Returns:
+            The number of attempts. None if the store does not answer: the attempts end when their
+                leases expire.
         """
         ended = ProcessExit(runner=self._name, how="ended", is_blameless=True)
         with contextlib.suppress(LightspanError, TimeoutError):
@@ -152,7 +156,8 @@ class _Joiner:
                 asyncio.timeout(LEAVE_TIMEOUT_S),
                 open_store(self._options.store_url) as store,
             ):
-                await requeue_attempts(ended, store, self._options.run_id)
+                return len(await requeue_attempts(ended, store, self._options.run_id))
+        return None
 
     async def _until_interrupted(self, work: Coroutine[Any, Any, bool]) -> bool:
         """Return the result of `work`; return True if a signal ends `work` before.
@@ -271,7 +276,9 @@ class _Joiner:
         runs = [peer.run_id for peer in current.live]
         complete = {peer.run_id for peer in current.complete}
         for run in [run for run in self._runs if run not in runs]:
-            end = "is complete" if run in complete else "has stopped; it can be resumed"
+            end = "is complete"
+            if run not in complete:
+                end = "has stopped or cannot be reached; this runner waits, as it can be resumed"
             self._print(f"training {run} {end}")
         for peer in current.incompatible:
             self._print_problem(peer.run_id, incompatibility(peer))
@@ -296,7 +303,7 @@ class _Joiner:
     @property
     def _counts(self) -> tuple[int, int]:
         """Return the number of attempts claimed so far, and the number of attempts that run now."""
-        return self._runners.claimed, self._runners.running
+        return self._runners.counts["claimed"], self._runners.running
 
     def _print_problem(self, run_id: str, problem: str) -> None:
         if (run_id, problem) not in self._problems:

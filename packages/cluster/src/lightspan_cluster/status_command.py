@@ -10,10 +10,10 @@ Show the trainings of a store (live, complete or gone), the number of their roll
 attempts were lost, their gateways, and the runners that were started by hand with the attempts that
 they run. Nothing in the store changes.
 
-A training that is gone has stopped or was killed. It can be resumed (resume=True, or --resume);
-`lightspan cancel STORE RUN` removes its open rollouts. A trainer or runner is shown for a day after
-its last announcement. With a served store (https://...) a trainer's key is needed, in
-LIGHTSPAN_STORE_KEY.
+A training that is gone has stopped, was killed or has been silent for 20 s, as in a network cut. If
+it has ended, it can be resumed (resume=True, or --resume); `lightspan cancel STORE RUN` removes its
+open rollouts. A trainer or runner is shown for a day after its last announcement. With a served
+store (https://...) a trainer's key is needed, in LIGHTSPAN_STORE_KEY.
 """
 
 

@@ -47,7 +47,7 @@ class TrainingStatus(msgspec.Struct, kw_only=True):
     app: str
     """Reference of the app; empty if unknown."""
     state: str
-    """`live`, `complete`, `gone` (it has stopped without an end) or `production`."""
+    """`live`, `complete`, `gone` (it has stopped without an end, or is silent) or `production`."""
     seen_s: float | None
     """Seconds since the trainer announced itself; None if that is more than a day ago."""
     gateway: str

@@ -224,7 +224,7 @@ async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float)
         (
             "keeps_the_lock",
             "keeps",
-            "sent no heartbeat for 5 s, as if something held the GIL, and was ended",
+            "sent no heartbeat for 5 s (was the GIL held?) and was ended",
         ),
     ],
 )

@@ -233,14 +233,18 @@ async def test_what_is_no_operation_is_refused_by_name(served: Served) -> None:
     assert (answer.status, "no such address" in answer.message) == (404, True)
 
 
-async def test_a_monitor_that_asks_for_metrics_is_answered_in_plain_text(served: Served) -> None:
-    headers = {"Authorization": f"Bearer {TRAINER}"}
-    question = request.Request(f"{served.url}/metrics", headers=headers)
-    with pytest.raises(refused.HTTPError) as raised:
-        await asyncio.to_thread(request.urlopen, question)
-    answer = raised.value
-    assert (answer.code, answer.headers.get_content_type()) == (404, "text/plain")
-    assert answer.read().startswith(b"no such address: GET /metrics. This is a lightspan store")
+@pytest.mark.parametrize("path", ["/", "/metrics", "/favicon.ico", "/v1/traces/x"])
+async def test_a_monitor_or_a_browser_is_answered_in_plain_text(served: Served, path: str) -> None:
+    for headers, status, text in (
+        ({"Authorization": f"Bearer {TRAINER}"}, 404, f"no such address: GET {path}. This is a l"),
+        ({}, 401, "the key is wrong or missing: set LIGHTSPAN_STORE_KEY, or the variable that"),
+    ):
+        question = request.Request(f"{served.url}{path}", headers=headers)
+        with pytest.raises(refused.HTTPError) as raised:
+            await asyncio.to_thread(request.urlopen, question)
+        with raised.value as answer:
+            assert (answer.code, answer.headers.get_content_type()) == (status, "text/plain")
+            assert answer.read().decode().startswith(text)
 
 
 @pytest.mark.parametrize("key", [TRACER, TRAINER])

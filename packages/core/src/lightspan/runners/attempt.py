@@ -272,7 +272,8 @@ class AttemptRun:
         report = self.claim.attempt.report(**ending._asdict(), capture_errors=capture_errors)
         for pause in _REPORT_BACKOFF_S:
             try:
-                await (store.finish(report, spans) if spans else store.report([report]))
+                ok = [await store.finish(report, spans)] if spans else await store.report([report])
+                self._runner.returned += all(ok) and not ending.counts
                 return
             except StoreError as error:
                 log.warning("attempt %s cannot be reported: %s", self.attempt_id, error)
@@ -285,6 +286,7 @@ class AttemptRun:
                 spans = []
             if pause is not None:
                 await asyncio.sleep(pause)
+        self._runner.returned += not ending.counts  # when the lease expires
 
     def _recorded(
         self, scope: AttemptContext, ending: AttemptResult

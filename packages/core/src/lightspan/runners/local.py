@@ -14,8 +14,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -115,10 +117,7 @@ class _Worker:
         """
         how = describe_exit(self.process.exitcode)
         if is_silent:
-            how = (
-                f"sent no heartbeat for {self.silent_s:.0f} s, as if something held the GIL, and "
-                "was ended"
-            )
+            how = f"sent no heartbeat for {self.silent_s:.0f} s (was the GIL held?) and was ended"
         if self.latest.reason:
             how = f"ended itself, because {self.latest.reason}"
         leaves = self.latest.leaves
@@ -171,8 +170,8 @@ class LocalRunners:
         """Number of consecutive processes that died soon after their start without claiming an
         attempt."""
         self._runs: list[str] | None = None
-        self._claimed_before = 0
-        """Number of attempts claimed by processes that have ended."""
+        self._before = Counter[str]()
+        """`counts` of the processes that have ended."""
 
     async def start(self, plan: RunnerPlan) -> None:
         """Start the processes and wait until each has imported the app.
@@ -203,8 +202,8 @@ class LocalRunners:
         _close_pipes(self._workers)
         await self._end_supervision()
         workers, self._workers, self._runs = self._workers, [], None
-        self._claimed_before += sum(worker.latest.claimed for worker in workers)
         await asyncio.to_thread(_end, workers)
+        self._before += _counts(workers)
 
     def work_for(self, run_ids: Sequence[str]) -> None:
         """Let the processes claim only attempts of the runs `run_ids` from now on.
@@ -231,7 +230,7 @@ class LocalRunners:
                     leaving.remove(worker)
                     if worker.latest.running:
                         log.warning("runner %s %s", worker.name, death.how)
-                        await self._requeue(death)
+                        await self._requeue(worker, death)
             await asyncio.sleep(self._plan.timings.poll_interval_s)
 
     async def _end_supervision(self) -> None:
@@ -241,9 +240,13 @@ class LocalRunners:
             self._supervisor = None
 
     @property
-    def claimed(self) -> int:
-        """Number of attempts claimed so far. Only for processes with `RunnerPlan.joins`."""
-        return self._claimed_before + sum(worker.latest.claimed for worker in self._workers)
+    def counts(self) -> Counter[str]:
+        """Numbers of attempts: `claimed`, `running` and `returned` of `WorkerStatus`, summed.
+
+        After `stop`, `running` is the number of attempts that processes left without a report when
+        they were killed. For these, the store's number is exact.
+        """
+        return self._before + _counts(self._workers)
 
     @property
     def running(self) -> int:
@@ -339,25 +342,21 @@ class LocalRunners:
             foreign_python.handshake(
                 self.python, worker.process, worker.parent_pipe, worker.plan, worker.name
             )
-            where = (
-                f" (in {self.python}: install there what is missing, or name the folder of the "
-                "app's modules with app_dirs=)"
-            )
+            folder = "name the folder of the app's modules with app_dirs="
+            where = f" (in {self.python}: install there what is missing, or {folder})"
         try:
             status = msgspec.json.decode(worker.parent_pipe.recv_bytes(), type=WorkerStatus)
         except (EOFError, OSError):
             worker.process.join(5)
             code = worker.process.exitcode
             script = getattr(sys.modules["__main__"], "__file__", None) or "the script"
+            guard = "start training under `if __name__ == '__main__':`"
+            hint = where or f"; in a script, {guard}"
+            text = f"a runner process ended before it was ready (exit code {code}){hint}"
             if code == _IMPORTED_EXIT:
-                raise AppError(
-                    f"{os.path.basename(script)} starts training when it is imported, and runner "
-                    "processes import it: start training under `if __name__ == '__main__':`"
-                ) from None
-            hint = where or "; scripts must start training under `if __name__ == '__main__':`"
-            raise AppError(
-                f"a runner process ended before it was ready (exit code {code}){hint}"
-            ) from None
+                text = f"{os.path.basename(script)} starts training when it is imported, and runner"
+                text += f" processes import it: {guard}"
+            raise AppError(text) from None
         if status.error is not None:
             raise AppError(status.error + where)
         if self._runs is not None:
@@ -390,16 +389,19 @@ class LocalRunners:
             await asyncio.to_thread(worker.abort)
         return worker.death(is_silent=is_silent) if is_dead or is_silent else None
 
-    async def _requeue(self, death: ProcessExit) -> None:
+    async def _requeue(self, dead: _Worker, death: ProcessExit) -> None:
         """End the attempts that a dead process had under way, so that their rollouts are requeued.
 
         If the store cannot be reached, the attempts end when their leases expire.
         """
         assert self._plan is not None
+        dead.read_status()  # `_end` would read an older one later
         try:
             async with open_store(self._plan.store_url) as store:
-                for report in await requeue_attempts(death, store, self._plan.run_id):
+                for report in (reports := await requeue_attempts(death, store, self._plan.run_id)):
                     log.warning("attempt %s: %s", report.attempt_id, report.message)
+            returned = dead.latest.returned + len(reports)
+            dead.latest = msgspec.structs.replace(dead.latest, running=0, returned=returned)
         except LightspanError as error:
             log.warning("the attempts of runner %s end with their leases: %s", death.runner, error)
 
@@ -409,16 +411,14 @@ class LocalRunners:
         is_useless = is_quick and not death.is_blameless and not dead.latest.claimed
         self._quick_deaths = self._quick_deaths + 1 if is_useless else 0
         log.warning("runner %s %s and is replaced", dead.name, death.how)
-        await self._requeue(death)
+        await self._requeue(dead, death)
         self._workers.remove(dead)
-        self._claimed_before += dead.latest.claimed
         _end([dead])
+        self._before += _counts([dead])
         if self._quick_deaths >= timings.max_quick_deaths:
-            raise LightspanError(
-                f"runner processes died {self._quick_deaths} times within "
-                f"{timings.quick_death_s:g} s of starting, before they ran anything "
-                f"(the last one {death.how}); run the app alone to see why"
-            )
+            times = f"{self._quick_deaths} times within {timings.quick_death_s:g} s of starting"
+            last = f"(the last one {death.how}); run the app alone to see why"
+            raise LightspanError(f"runner processes died {times}, before they ran anything {last}")
         self._workers += await self._start_all([dead.plan.slots])
 
 
@@ -441,11 +441,19 @@ def as_failure(error: Exception, message: str) -> LightspanError:
     return failure
 
 
+def _counts(workers: Sequence[_Worker]) -> Counter[str]:
+    names = WorkerStatus.COUNTS
+    return Counter({name: sum(getattr(each.latest, name) for each in workers) for name in names})
+
+
 def _close_pipes(workers: Sequence[_Worker]) -> None:
-    """Close the pipes to the processes. The processes then end, and their attempts are requeued."""
-    for worker in workers:
-        with contextlib.suppress(OSError):
-            worker.parent_pipe.close()
+    """Close the pipes to the processes. The processes then end, and their attempts are requeued.
+
+    Messages from the processes can still be read.
+    """
+    for pipe in (worker.parent_pipe for worker in workers):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
+            end.shutdown(socket.SHUT_WR)
 
 
 def _end(workers: Sequence[_Worker]) -> None:
@@ -458,6 +466,8 @@ def _end(workers: Sequence[_Worker]) -> None:
             time.sleep(0.01)
         if worker.process.is_alive():
             worker.kill()
+        worker.read_status()
+        worker.parent_pipe.close()
         worker.process.close()
 
 

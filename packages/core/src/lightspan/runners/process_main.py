@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -77,6 +77,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of attempts claimed so far."""
     running: int = 0
     """Number of attempts under way."""
+    returned: int = 0
+    """Number of attempts whose rollouts were requeued because the process ends."""
+    COUNTS: ClassVar = ("claimed", "running", "returned")
+    """The fields that are numbers of attempts, which `Runner` has too."""
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,12 +243,10 @@ class _Parent:
             leaves: why the process ends, if no attempt has caused the end; else empty.
             reason: why the process ends, if an attempt may have caused the end; else empty.
         """
-        runner = self._runner
         with self._lock:  # the last complete status counts when the process dies
-            claimed, running = (runner.claimed, runner.running) if runner else (0, 0)
-            status = WorkerStatus(
-                beats=True, leaves=leaves, reason=reason, claimed=claimed, running=running
-            )
+            names = WorkerStatus.COUNTS
+            counts: dict[str, Any] = {name: getattr(self._runner, name, 0) for name in names}
+            status = WorkerStatus(beats=True, leaves=leaves, reason=reason, **counts)
             # A parent that is busy for minutes must not keep us from extending the leases.
             if self._writable.poll(0):
                 _send(self._pipe, status)

@@ -91,6 +91,8 @@ class Runner:
         """Whether the store has reported work, and nothing has been claimed since."""
         self.claimed = 0
         """Number of attempts claimed so far, including those that have ended."""
+        self.returned = 0
+        """Number of attempts that the store has accepted as stopped, or never answered about."""
         self.pool = ThreadPoolExecutor(self.config.slots, thread_name_prefix="lightspan-app")
 
     async def run(self) -> None:

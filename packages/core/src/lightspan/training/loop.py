@@ -49,12 +49,8 @@ class TrainingLoop:
         self._listeners = Listeners(session.note)
         self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
-        self._meter = Meter(
-            session.engine if self._trains else None,
-            session.learner if self._trains else None,
-            session.collector,
-            self._state.seconds,
-        )
+        engine, learner = (session.engine, session.learner) if self._trains else (None, None)
+        self._meter = Meter(engine, learner, session.collector, self._state.seconds)
         self._started = time.monotonic()
 
     async def run(self) -> FitResult:
@@ -158,14 +154,9 @@ class TrainingLoop:
         session, state = self._session, self._state
         state.rng = session.rng.getstate()
         state.algorithm = session.algorithm.state()
-        best = self._standing.best
-        save = partial(
-            checkpoints.save,
-            self._folder.checkpoints,
-            state,
-            session.learner.save if self._trains else None,
-            best=None if best is None else best.step,
-        )
+        best = None if self._standing.best is None else self._standing.best.step
+        save_learner, folder = session.learner.save if self._trains else None, self._folder
+        save = partial(checkpoints.save, folder.checkpoints, state, save_learner, best=best)
         await session.learn(save)
 
     async def _evaluate_if_due(self) -> None:

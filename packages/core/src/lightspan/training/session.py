@@ -21,7 +21,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
-from lightspan.plugins import load_plugin
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
@@ -184,7 +184,10 @@ class Session:
             return None
         step = self.state.step
         ends = self.settings.has_ended(step, self.last_step, standing.since_best)
+        if step > self.last_step:
+            self.reporter.line(f"steps={self.last_step} is below the {step} done: none is trained")
         result = finished_result(self.folder, step, best) if self.checkpoint and ends else None
+        self._is_resumable = result is None
         if result is not None:
             early = f" (patience={self.settings.patience} has ended it after step {step})"
             why = early if step < self.last_step else ""
@@ -329,8 +332,12 @@ class Session:
             run_id, PeerRole.TRAINER, app, run_id=run_id, gateway=gateway, remote=remote
         )
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
-        if isinstance(runners, WatchedRunners):
-            watch = runners.watch(self.store, self.reporter.line)
+        visible = runners if isinstance(runners, WatchedRunners) else None
+        if visible is None and "ExternalRunners" in installed_plugins("api"):
+            # `lightspan runner` may join any training of its app in the store.
+            visible = load_plugin("api", "ExternalRunners").beside(plan)
+        if visible is not None:
+            watch = visible.watch(self.store, self.reporter.line)
             self._stack.callback(asyncio.create_task(watch).cancel)
         return runners
 

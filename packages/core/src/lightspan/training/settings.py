@@ -244,17 +244,18 @@ class TrainerSettings:
         is a selection split.
 
         Args:
-            step: number of the step; 0 before training.
+            step: number of the step; 0 before training. It is above `total` in a run that is
+                resumed with fewer steps than it has done.
             total: number of planned steps.
             has_selection: whether there is a selection split.
         """
         every = None if has_selection else self.validate_every
-        return step in (0, total) or (every is not None and step % every == 0)
+        return step == 0 or step >= total or (every is not None and step % every == 0)
 
     def selects_at(self, step: int, total: int) -> bool:
         """Return whether a selection split is evaluated after `step` of `total` planned steps."""
         every = self.validate_every
-        return every is not None and (step == total or step % every == 0)
+        return every is not None and (step >= total or step % every == 0)
 
     def has_ended(self, step: int, total: int, since_best: int) -> bool:
         """Return whether training ends after `step`: it is the last, or `patience` is used up.

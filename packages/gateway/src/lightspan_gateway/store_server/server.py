@@ -219,19 +219,7 @@ class StoreServer(HttpServer):
         """Return a handler that checks key and protocol, and encodes the result or error."""
 
         async def answer(request: web.Request) -> bytes:
-            role = self._role_of(request)
-            if (request.method, request.path) == ("POST", "/v1/traces"):  # not a plugin's route
-                raise ApiError(
-                    404, f"to take traces, the server needs {errors.how_to_install('otel')}"
-                )
-            if role is Role.TRACER:
-                raise ApiError(403, "a tracer's key may only send traces, to /v1/traces")
-            if HEADER_PROTOCOL not in request.headers and not request.path.startswith(rpc.PATH):
-                # a browser, curl or a monitor, which reads no MessagePack
-                raise web.HTTPNotFound(
-                    text=f"no such address: {request.method} {clean_text(request.path):.100}. This "
-                    "is a lightspan store; /health says whether it can be written\n"
-                )
+            role = self._admit(request)
             protocol = request.headers.get(HEADER_PROTOCOL, "none")
             if protocol != str(PROTOCOL_VERSION):
                 raise errors.StoreFormatError(
@@ -242,9 +230,38 @@ class StoreServer(HttpServer):
             return await handler(request, role)
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            if HEADER_PROTOCOL not in request.headers and not request.path.startswith(rpc.PATH):
+                return self._answer_other(request)
             return (await reply_with(answer(request))).response()
 
         return handle
+
+    def _admit(self, request: web.Request) -> Role:
+        """Return the role of a sender that may use the store's protocol.
+
+        Raises:
+            ApiError: 401 or 403 as `_role_of`, 403 for a tracer, 404 for traces without the plugin
+                that takes them.
+        """
+        role = self._role_of(request)
+        if (request.method, request.path) == ("POST", "/v1/traces"):  # not a plugin's route
+            raise ApiError(404, f"to take traces, the server needs {errors.how_to_install('otel')}")
+        if role is Role.TRACER:
+            raise ApiError(403, "a tracer's key may only send traces, to /v1/traces")
+        return role
+
+    def _answer_other(self, request: web.Request) -> web.Response:
+        """Answer a browser, curl or a monitor, which reads no MessagePack, in plain text."""
+        try:
+            self._admit(request)
+            status, path = 404, f"{clean_text(request.path):.100}"
+            text = (
+                f"no such address: {request.method} {path}. This is a lightspan store; /health "
+                "says whether it can be written"
+            )
+        except ApiError as error:
+            status, text = error.status, error.message
+        return web.Response(status=status, text=f"{text}\n")
 
     # --- operations -----------------------------------------------------------------------
     async def _execute(self, operation: rpc.Operation, role: Role, body: bytes) -> bytes:
