@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from lightspan_prompts.search.candidates import (
     write_found,
 )
 from lightspan_prompts.search.dates import date_literals, days_around
-from lightspan_prompts.search.evaluator import Evaluator
+from lightspan_prompts.search.evaluator import Evaluator, FailureReward
 from lightspan_prompts.search.prompt_discovery import date_warnings, survey
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
@@ -67,7 +68,7 @@ class PromptSearch(Algorithm):
     selection: float = 0.5
     significance: float | None = 0.05
     perfect_reward: float | None = 1.0
-    failure_reward: float = 0.0
+    failure_reward: FailureReward = "lowest"
     timeout_s: float | None = 600.0
     reflection_timeout_s: float = 300.0
     patience_s: float = 1800.0
@@ -104,7 +105,8 @@ class PromptSearch(Algorithm):
         check_prices(self.max_cost, self.prices, list(models.values()))
         self.prices = dict(self.prices)
         check_number("selection", self.selection, above=0, below=1)
-        check_number("failure_reward", self.failure_reward)
+        if self.failure_reward != "lowest":
+            check_number("failure_reward", self.failure_reward)
         check_number("patience_s", self.patience_s, low=0)
         check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
         if self.timeout_s is not None:
@@ -192,19 +194,24 @@ class PromptSearch(Algorithm):
             await evaluator.begin(split.selection, self.patterns, trainer.note)
 
     def starts_again(self, before: Mapping[str, Json]) -> bool:
-        """Return whether the user has raised a budget since `before`.
+        """Return whether the user has raised a budget since `before`, or lowered one of counts.
 
-        If so, a search that was complete continues from its log.
+        If so, a search that was complete continues from its log, or ends earlier in it. A lower
+        `max_tokens` or `max_cost` changes nothing, because all that the log has is paid for.
 
         Args:
             before: the algorithm's configuration that the run stored earlier.
         """
         earlier: Any = before.get("budget", {})
         budget: Any = self.config()["budget"]
+        limits = {
+            name: [math.inf if limit is None else limit for limit in (earlier[name], budget[name])]
+            for name in budget
+            if name in earlier and name != "prices"
+        }
+        counts = ("max_rollouts", "max_reflections")
         return any(
-            earlier.get(name) is not None and (limit is None or limit > earlier[name])
-            for name, limit in budget.items()
-            if name != "prices"
+            now > then or (name in counts and now < then) for name, (then, now) in limits.items()
         )
 
     # --- for a dry run's plan ---------------------------------------------------------------
@@ -282,7 +289,7 @@ class PromptSearch(Algorithm):
         for text in self._dated_arguments() if self.begun is None else ():
             context.note(text)
         found = await self.search(context, self.split(context.tasks))
-        self.found = found = judged(found, self.failure_reward, self.significance)
+        self.found = found = judged(found, self.significance)
         write_found(found, context.path)
         for text in [*found.notes(), *self._dated_results()]:
             context.note(text)
