@@ -457,7 +457,11 @@ async def test_rollouts_of_lost_workers_decide_nothing(make: Make, tmp_path: Pat
 
 async def test_it_resumes_with_rewards(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
     broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
-    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
+    why = (
+        "^no rollout of the initial prompts has a reward, so there is nothing to compare; the "
+        r"first one returned none \(None, NaN or infinity\) and emitted none: return a number, or "
+    )
+    with pytest.raises(RewardError, match=why):
         await search(make(), broken)
     assert server.requests == []
     result = await search(make(), mended)

@@ -732,8 +732,15 @@ def _check_scored(evidence: Sequence[Evidence]) -> None:
     This is checked before the rollouts are logged. So the user can correct the app and resume.
     """
     if all(one.reward is None for one in evidence):
-        why, text = evidence[0].unscored, evidence[0].text[-300:]
-        first = f"is unscored: {why}" if why else f"ended with {text!r}"
+        one = evidence[0]
+        first = (
+            f"is unscored: {one.unscored}" if one.unscored else f"ended with {one.text[-300:]!r}"
+        )
+        if one.is_failure and not one.failed:
+            first = (
+                "returned none (None, NaN or infinity) and emitted none: return a number, or call "
+                "lightspan.emit_reward"
+            )
         raise RewardError(
             "no rollout of the initial prompts has a reward, so there is nothing to compare; the "
             f"first one {first}"
