@@ -125,6 +125,10 @@ class APO(PromptSearch):
     def open_log(self, context: TrainerContext) -> SearchLog:
         return SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
 
+    @property
+    def _most_reflections(self) -> int:
+        return 2 * self.beam_width * self.branch_factor * self.beam_rounds
+
     def check_budget(self, split: Split) -> None:
         check_budget(self._plan, split)
 

@@ -113,5 +113,9 @@ class GEPA(PromptSearch):
     def open_log(self, context: TrainerContext) -> SearchLog:
         return SearchLog(context.path / JOURNAL / "gepa.jsonl", f"gepa {version('gepa')}")
 
+    @property
+    def _most_reflections(self) -> int:
+        return self.max_rollouts // self.minibatch
+
     def check_budget(self, split: Split) -> None:
         check_budget(self, split)

@@ -36,6 +36,7 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.dates import date_literals, days_around
 from lightspan_prompts.search.evaluator import Evaluator, FailureReward
+from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import date_warnings, survey
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
@@ -272,7 +273,33 @@ class PromptSearch(Algorithm):
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         found = survey(episodes, self.patterns).lines() if self.patterns else []
         is_silent = episodes and not any(episode.calls for episode in episodes)
-        return [*self._dated_arguments(), *found, *([NO_CALLS] if is_silent else [])]
+        silent = [NO_CALLS] if is_silent else []
+        return [*self._dated_arguments(), *found, *silent, self._expected_spending(episodes)]
+
+    def _expected_spending(self, episodes: Sequence[Episode]) -> str:
+        """Describe how often reflection models are asked at most, and what the app's calls cost."""
+        limits = [self._most_reflections, self.max_reflections or math.inf]
+        text = f"at most {min(limits):g} questions to the reflection model come on top of the calls"
+        if not (self.prices and episodes):
+            return text
+        used = [
+            (model, tokens)
+            for episode in episodes
+            for model, tokens in (evidence_of(episode, None).usage or {}).items()
+        ]
+        costs = [self.prices[model].of(*tokens) for model, tokens in used if model in self.prices]
+        cost = math.fsum(costs) / len(episodes) * self.max_rollouts
+        missing = ", ".join(map(repr, sorted({model for model, _ in used} - self.prices.keys())))
+        others = f" (prices= has none for {missing})" if missing else ""
+        return (
+            f"{text}; by prices= the app's calls in max_rollouts={self.max_rollouts} would cost "
+            f"about {cost:.4g}{others}"
+        )
+
+    @property
+    @abstractmethod
+    def _most_reflections(self) -> int:
+        """Maximum requests to reflection models without `max_reflections`."""
 
     def _dated_arguments(self) -> list[str]:
         """Return warnings about initial prompts that contain today's date."""
