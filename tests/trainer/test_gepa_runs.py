@@ -210,18 +210,25 @@ def test_a_selection_split_of_the_trainer_is_refused(
             kind(prompt_apps.styled, train, selection=selection)
 
 
-def test_a_finished_search_goes_on_with_a_larger_budget(
+def test_a_finished_search_with_another_budget(
     model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path
 ) -> None:
+    """With a smaller one it ends earlier in its log, and with a larger one it goes on."""
     folder = tmp_path / "run"
     toy.train(folder, model.url, thinker.url, max_rollouts=18)
     first, asked = read_found(folder), len(model.requests)
     toy.train(folder, model.url, thinker.url, max_rollouts=18)
-    toy.train(folder, model.url, thinker.url, max_rollouts=12)
     assert (read_found(folder), len(model.requests)) == (first, asked)
+    reflected = len(thinker.requests)
+    toy.train(folder, model.url, thinker.url, max_rollouts=13)
+    smaller = read_found(folder)
+    assert first is not None
+    assert smaller is not None
+    assert "max_rollouts=13" in smaller.ended
+    assert smaller.rollouts == first.rollouts  # what was paid counts
+    assert len(thinker.requests) == reflected
     result = toy.train(folder, model.url, thinker.url, max_rollouts=60)
     found = read_found(folder)
-    assert first is not None
     assert found is not None
     assert 18 < found.rollouts <= 60
     assert found.candidates[: len(first.candidates)][0] == first.candidates[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightspan import APO, GEPA, LLM, PromptTemplate
-from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.episode import Call, Episode, score_failure
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
@@ -17,6 +17,7 @@ from lightspan_testing.scripted import Request, ScriptedServer
 
 TASKS: list[Any] = [{"n": n} for n in range(10)]
 WORDS = ("ALPHA", "BETA")
+STATUSES = {Outcome.OK: AttemptStatus.SUCCEEDED, Outcome.INFRASTRUCTURE: AttemptStatus.LOST}
 
 
 def score(task: Any, texts: Mapping[str, str]) -> float | None:
@@ -26,10 +27,16 @@ def score(task: Any, texts: Mapping[str, str]) -> float | None:
 
 
 class World:
-    """Stand-in for the trainer's context that computes rewards from task and prompts."""
+    """Stand-in for the trainer's context that computes rewards from task and prompts.
+
+    An `Outcome` in place of a reward is that of an app that failed, or of a lost worker.
+    """
 
     def __init__(
-        self, path: Path, reward: Callable[..., float | None] = score, calls: Sequence[Call] = ()
+        self,
+        path: Path,
+        reward: Callable[..., float | Outcome | None] = score,
+        calls: Sequence[Call] = (),
     ) -> None:
         self.path = path
         self.calls = calls
@@ -39,6 +46,8 @@ class World:
         """Number of rollouts."""
         self.notes: list[str] = []
         self.recorded: list[dict[str, Any]] = []
+        self.lowest = 0.0
+        """Lowest reward so far, which a rollout whose app failed has, as in a run."""
         self.unscored = ""
         """Why a scorer gave no reward."""
         self.batches: list[int] = []
@@ -53,6 +62,8 @@ class World:
             self.rollouts_done += 1
             texts = {name: prompt.format(q="Q") for name, prompt in offered.items()}
             name = f"ro-{self.rollouts_done}"
+            reward = self.reward(task, texts)
+            outcome = reward if isinstance(reward, Outcome) else Outcome.OK
             episodes.append(
                 Episode(
                     rollout_id=name,
@@ -60,14 +71,17 @@ class World:
                     task_id=task_id(task),
                     group_id=name,
                     mode=mode,
-                    status=AttemptStatus.SUCCEEDED,
-                    outcome=Outcome.OK,
-                    reward=self.reward(task, texts),
+                    status=STATUSES.get(outcome, AttemptStatus.FAILED),
+                    outcome=outcome,
+                    reward=None if isinstance(reward, Outcome) else reward,
+                    reward_source=None if reward is None or outcome is reward else "returned",
                     unscored=self.unscored,
                     calls=list(self.calls),
                 )
             )
-        return episodes
+        rewards = [each.reward for each in episodes if each.reward is not None]
+        self.lowest = min([self.lowest, *rewards])
+        return [score_failure(each, self.lowest) for each in episodes]
 
     def record(self, kind: str, metrics: dict[str, float]) -> None:
         self.recorded.append({"kind": kind, **metrics})

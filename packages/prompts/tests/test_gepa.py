@@ -137,13 +137,17 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
     assert not any(each.again for each in spent.candidates)
 
 
-@pytest.mark.parametrize("limit", [20, 90])
-async def test_a_smaller_budget(server: ScriptedServer, tmp_path: Path, limit: int) -> None:
+@pytest.mark.parametrize(
+    "limit", [{"max_rollouts": 20}, {"max_rollouts": 90}, {"max_reflections": 2}]
+)
+async def test_a_smaller_budget(
+    server: ScriptedServer, tmp_path: Path, limit: dict[str, int]
+) -> None:
     """The log's further entries are left unchanged, and what was paid for them is counted."""
     prices = {"thinker": Price(input=1.0, output=1.0)}
     whole = await search(gepa(server, prices=prices), World(tmp_path))
     asked, world = len(server.requests), World(tmp_path)
-    less = await search(gepa(server, max_rollouts=limit, prices=prices), world)
+    less = await search(gepa(server, **limit, prices=prices), world)
     assert (len(server.requests), world.rollouts_done) == (asked, 0)
     assert len(less.candidates) < len(whole.candidates)
     for name in ("rollouts", "reflections", "tokens", "cost", "usage"):

@@ -19,7 +19,7 @@ from lightspan.schema.genai_messages import dump
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.strategies import make_attempt, make_rollout
-from packages.prompts.tests.made_up import World, call, gepa, pool, reflects, search
+from packages.prompts.tests.made_up import TASKS, World, apo, call, gepa, pool, reflects, search
 
 PRICES = {"thinker": Price(input=2000.0, output=10_000.0), "small": Price(input=50.0, output=500.0)}
 
@@ -52,6 +52,23 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     assert result.metrics()["cost"] == result.cost
     assert f"this cost {result.cost:.4g}, by prices=" in result.notes()
     assert not any(each.again for each in result.candidates)
+
+
+async def test_a_dry_run_says_what_a_search_would_cost(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    calls = [call(1, "small", 90, 10), call(2, "large", 20, 2)]
+    world = World(tmp_path, lambda task, texts: 1.0, calls=calls)
+    episodes = await world.rollouts(TASKS[:2], 1, resources=[{}, {}])
+    asked = "questions to the reflection model come on top of the calls"
+    assert gepa(server).inspect_episodes(episodes) == [f"at most 50 {asked}"]
+    assert gepa(server, max_reflections=7).inspect_episodes(episodes) == [f"at most 7 {asked}"]
+    assert apo(server).inspect_episodes(episodes) == [f"at most 24 {asked}"]
+    cost = 150 * (90 * 50.0 + 10 * 500.0) / 1e6
+    assert gepa(server, prices=PRICES).inspect_episodes(episodes) == [
+        f"at most 50 {asked}; by prices= the app's calls in max_rollouts=150 would cost about "
+        f"{cost:.4g} (prices= has none for 'large')"
+    ]
 
 
 async def test_a_missing_price_ends_the_search(server: ScriptedServer, tmp_path: Path) -> None:

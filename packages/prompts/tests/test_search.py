@@ -16,7 +16,7 @@ import pytest
 
 from lightspan import APO, GEPA, LLM, Price, PromptTemplate
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
-from lightspan.schema.records import task_id
+from lightspan.schema.records import Outcome, task_id
 from lightspan_prompts.search.candidates import read_found
 from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
@@ -176,9 +176,13 @@ async def test_a_model_that_answers_nothing_ends_the_run_before_its_budget(
     with pytest.raises(EngineError, match=f"thinker answered 3 questions in a row .*{why}"):
         await search(make(), World(tmp_path))
     assert 3 <= len(server.requests) <= 6
+    unanswered = len(server.requests)
     server.script = reflects
     result = await search(make(), World(tmp_path))
     assert result.reflections > 10
+    if answer == "empty" and make.func is gepa:  # one at a time, and each is paid for
+        assert result.reflections == len(server.requests)
+        assert result.unusable >= unanswered
     assert result.candidates[result.chosen].mean > 0.3
 
 
@@ -362,7 +366,7 @@ def test_a_split_needs_tasks_on_both_sides(server: ScriptedServer) -> None:
 
 
 async def test_the_failure_reward(make: Make, tmp_path: Path) -> None:
-    """A timeout, for example: lost rollouts must not improve a candidate's mean."""
+    """Of an app that gave no reward: this must not improve a candidate's mean."""
 
     def some(task: Any, texts: Mapping[str, str]) -> float | None:
         return None if task["n"] % 2 else 0.5
@@ -372,14 +376,96 @@ async def test_the_failure_reward(make: Make, tmp_path: Path) -> None:
     first = result.candidates[0]
     assert 0 < unscored < 5
     assert first.mean == (0.5 * (5 - unscored) - unscored) / 5
-    assert list(first.rewards.values()).count(None) == unscored
+    assert list(first.rewards.values()).count(-1.0) == unscored
     assert result.mean == 0.5
     assert result.unscored > unscored
 
 
+def breaks(task: Any, texts: Mapping[str, str]) -> float:
+    """Return negative rewards; better with GOOD, as far as the text does not break the app."""
+    return -10.0 + 5 * ("GOOD" in texts["first"] or task["n"] % 5 == 0)
+
+
+@pytest.mark.parametrize("end", [Outcome.APP_ERROR, Outcome.TIMEOUT, None, Outcome.INFRASTRUCTURE])
+@pytest.mark.parametrize("failure_reward", ["lowest", 0.0])
+async def test_a_text_that_breaks_the_app_is_not_chosen(
+    make: Make, server: ScriptedServer, tmp_path: Path, end: Outcome | None, failure_reward: Any
+) -> None:
+    """Whether the app raises, times out or gives no reward; with negative rewards 0 is a lot."""
+
+    def proposes(request: Request) -> str:
+        return f"it lacks x\n<prompt>\nBREAK {{q}} {len(server.requests)}\n</prompt>"
+
+    def reward(task: Any, texts: Mapping[str, str]) -> Any:
+        return end if "BREAK" in texts["first"] + texts["second"] else breaks(task, texts)
+
+    server.script = proposes
+    world = World(tmp_path, reward)
+    options = {"failure_reward": failure_reward, "significance": 0.05, "max_rollouts": 100}
+    found = await search(make(**options), world)
+    assert found.chosen == 0
+    assert len(found.candidates) > 1 or failure_reward == "lowest"
+    assert not any(each.is_scored for each in found.candidates[1:])
+    assert found.candidates[0].mean < -8
+    lowest = -10.0 if failure_reward == "lowest" else 0.0
+    assert all(each.mean == lowest for each in found.candidates[1:])
+    assert [note for note in world.notes if "below failure_reward" in note] == (
+        []
+        if failure_reward == "lowest"
+        else [
+            "a reward of -10 is below failure_reward=0, so a text with which the app fails may "
+            'count as a gain: give failure_reward="lowest", or a number below every reward'
+        ]
+    )
+
+
+async def test_the_lowest_reward_is_that_of_earlier_failures_too(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Else a candidate that failed early is ahead of one that was run when the lowest was lower."""
+
+    def reward(task: Any, texts: Mapping[str, str]) -> Any:
+        if "LATE" in texts["first"] + texts["second"]:
+            return -5.0 if task["n"] % 2 else -0.5
+        return Outcome.APP_ERROR if task["n"] % 2 else -1.0
+
+    server.script = lambda request: (
+        f"it lacks x\n<prompt>\nLATE {{q}} {len(server.requests)}\n</prompt>"
+    )
+    world = World(tmp_path, reward)
+    found = await search(make(max_rollouts=60), world)
+    odd = {task_id(task) for task in TASKS if task["n"] % 2}
+    rewards = found.candidates[0].rewards
+    assert {rewards[name] for name in odd & rewards.keys()} == {world.lowest} == {-5.0}
+    assert found.candidates[0].mean == pytest.approx(
+        sum(map(float, filter(None, rewards.values()))) / 5
+    )
+    assert found.chosen > 0
+
+
+async def test_rollouts_of_lost_workers_decide_nothing(make: Make, tmp_path: Path) -> None:
+    """Those of the initial prompts are left out of the test, so nothing wins by them."""
+    lost = {task_id(task) for task in make().split(TASKS).selection[:3]}
+
+    def reward(task: Any, texts: Mapping[str, str]) -> Any:
+        is_first = texts == {"first": "Do Q.", "second": "Then Q."}
+        return Outcome.INFRASTRUCTURE if is_first and task_id(task) in lost else 1.0
+
+    found = await search(make(significance=0.05), World(tmp_path, reward))
+    assert [found.candidates[0].rewards[name] for name in sorted(lost)] == [None] * 3
+    assert (found.chosen, found.chance) in ((0, 1.0), (0, None))
+    if found.best:
+        assert found.left_out == 3
+        assert "(3 left out of the test, without a reward in one of both)" in found.verdict()
+
+
 async def test_it_resumes_with_rewards(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
     broken, mended = World(tmp_path, lambda task, texts: None), World(tmp_path)
-    with pytest.raises(RewardError, match="no rollout of the initial prompts has a reward"):
+    why = (
+        "^no rollout of the initial prompts has a reward, so there is nothing to compare; the "
+        r"first one returned none \(None, NaN or infinity\) and emitted none: return a number, or "
+    )
+    with pytest.raises(RewardError, match=why):
         await search(make(), broken)
     assert server.requests == []
     result = await search(make(), mended)
@@ -452,6 +538,54 @@ async def test_useless_answers_cost_nothing(
     assert all(why in note for why, note in zip(whys, useless, strict=True))
     asked = result.reflections
     assert world.notes[-1] == f"4 of {asked} answers of the reflection model were unusable"
+
+
+@pytest.mark.parametrize("answer", ["no tags", "lost", "cut off"])
+async def test_a_model_without_a_usable_text_ends_the_run(
+    make: Make, server: ScriptedServer, tmp_path: Path, answer: str
+) -> None:
+    """Each of its answers costs the rollouts of its parent's minibatch."""
+    answers = {
+        "no tags": Reply(text="I would rather not."),
+        "lost": Reply(text="<prompt>no placeholder</prompt>"),
+        "cut off": Reply(text="<prompt>Do {q}, and", finish_reason="length"),
+    }
+    server.script = lambda request: answers[answer]
+    options = {"reflections_at_once": 1} if make.func is apo else {}
+    why = {"no tags": "has no <prompt>", "lost": "has no {q}", "cut off": "was cut off"}[answer]
+    with pytest.raises(
+        EngineError, match=rf"^8 answers in a row of the .* had no usable text, the last: .*{why}"
+    ):
+        await search(make(**options), World(tmp_path))
+    server.script = reflects
+    result = await search(make(**options), World(tmp_path))
+    assert result.reflections == len(server.requests)
+    assert result.unusable >= 8
+    assert any(proposal.text for proposal in result.proposals)
+
+
+@pytest.mark.parametrize(
+    ("make_one", "before", "after", "again"),
+    [
+        (gepa, {}, {"max_rollouts": 200}, True),
+        (gepa, {}, {"max_rollouts": 100}, True),
+        (gepa, {}, {"max_reflections": 3}, True),
+        (gepa, {"max_reflections": 5}, {"max_reflections": 3}, True),
+        (gepa, {"max_reflections": 5}, {}, True),
+        (gepa, {"max_tokens": 5}, {}, True),
+        (gepa, {"max_tokens": 5}, {"max_tokens": 3}, False),
+        (gepa, {}, {"max_tokens": 3}, False),
+        (gepa, {}, {}, False),
+        (apo, {"max_tokens": 5}, {"max_tokens": 9}, True),
+        (apo, {"max_tokens": 5}, {"max_tokens": 3}, False),
+    ],
+)
+def test_a_complete_search_starts_again(
+    server: ScriptedServer, make_one: Any, before: Any, after: Any, again: bool
+) -> None:
+    earlier = make_one(server, **before).config()
+    assert make_one(server, **after).starts_again(earlier) is again
+    assert not make_one(server, **after).starts_again({})
 
 
 # --- options --------------------------------------------------------------------------------

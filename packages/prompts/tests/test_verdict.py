@@ -66,7 +66,7 @@ def test_noise_is_seldom_taken_for_a_gain(name: str, repeats: bool) -> None:
             candidate(each, again if n == best else None) for n, each in enumerate(rewards)
         ]
         taken += result(candidates).chosen != 0
-        changed += judged(result(candidates), 0.0, 0.05).chosen != 0
+        changed += judged(result(candidates), 0.05).chosen != 0
     assert taken > 240
     assert changed < 0.07 * 600
 
@@ -82,7 +82,7 @@ def test_noise_is_seldom_taken_for_a_gain(name: str, repeats: bool) -> None:
 )
 def test_a_gain_is_told_from_chance(before: list[float], after: list[float], others: int) -> None:
     candidates = [candidate(before), *[candidate(before)] * (others - 1), candidate(after)]
-    found = judged(result(candidates), 0.0, 0.05)
+    found = judged(result(candidates), 0.05)
     assert found.chance is not None
     assert found.chance < 0.05
     assert found.chosen == found.best == others
@@ -91,22 +91,22 @@ def test_a_gain_is_told_from_chance(before: list[float], after: list[float], oth
 
 def test_what_cannot_be_told() -> None:
     candidates = [candidate([0.0, 1.0, 0.0]), candidate([1.0, 1.0, 0.0])]
-    found = judged(result(candidates), 0.0, 0.05)
+    found = judged(result(candidates), 0.05)
     assert (found.best, found.chosen) == (1, 0)
     assert found.verdict().startswith(
         "no gain that can be told from chance, so the prompts stay unchanged: candidate 1, the "
         "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance "
         "with probability 0."
     )
-    assert judged(result(candidates), 0.0, None).chosen == 1
+    assert judged(result(candidates), None).chosen == 1
     assert result(candidates).verdict() == (  # as of a search for which nobody asks the verdict
         "candidate 1 is chosen: 0.333 -> 0.667 on 3 tasks of the selection split"
     )
-    assert judged(result(candidates[:1]), 0.0, 0.05).verdict() == (
+    assert judged(result(candidates[:1]), 0.05).verdict() == (
         "the prompts stay unchanged: none of 0 new candidates is better than they are, 0.333 on "
         "the selection split"
     )
-    assert chance_of([candidate([0.0]), candidate([1.0])], 1, 0.0) == 1.0
+    assert chance_of([candidate([0.0]), candidate([1.0])], 1) == 1.0
 
 
 @pytest.mark.parametrize(

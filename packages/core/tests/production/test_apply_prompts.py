@@ -313,6 +313,19 @@ def test_an_agent_that_is_not_there(
     )
 
 
+def test_an_unchanged_text_has_nothing_to_warn_of(
+    client: openai.OpenAI, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (run / "prompts.json").read_text()
+    (run / "prompts.json").write_text(text.replace("Route well!", "You route."))
+    with apply_prompts(run) as applied:
+        for name in ("router", "clerk"):
+            with agent(name):
+                ask(client)
+    assert not applied.prompts["router"].is_changed
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -376,7 +389,15 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
 ) -> None:
     monkeypatch.setenv("LIGHTSPAN_PROMPTS", str(run / "away"))
     hold("one")
-    assert "lightspan: no learned prompt is applied: " in caplog.text
+    hold("other")  # tells it no second time
+    with apply_prompts() as applied:
+        assert (applied.prompts, applied.sent) == ({}, {})
+    why = "lightspan: no learned prompt of LIGHTSPAN_PROMPTS is applied: "
+    assert [message.startswith(why) for message in caplog.messages] == [True, True]
+    assert "away does not exist" in caplog.text
     release("one")
+    release("other")
     assert context.current_context() is None
     assert not module._applied
+    with pytest.raises(ConfigError, match="away does not exist"):
+        apply_prompts(strict=True)

@@ -122,6 +122,11 @@ def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:
         "held-out reward: 0.00 -> 1.00 (n=1, no CI of the gain); held out: unscored "
         "1 -> 2, failed 0 -> 3; of 2,560 rollouts in training 3 unscored, 1,040 failed"
     )
+    nothing = Evaluation(step=0, rewards={}, unscored=2)
+    assert result(nothing, last, outcomes=outcomes).summary() == (
+        "trained for 5 steps; of 2,560 rollouts in training 3 unscored, 1,040 failed; held-out "
+        "reward: nan (n=0) -> 1.00 (n=1), no task scored in both: runs/x"
+    )
     assert result(outcomes=outcomes).summary() == (
         "trained for 5 steps; of 2,560 rollouts in training 3 unscored, 1,040 failed: runs/x"
     )

@@ -74,7 +74,7 @@ class Alternate(Algorithm):
             together; each search may use an equal share of what is left.
         weights: `LightningRL`. Its model also answers the app's calls during searches, with the
             sampling parameters of training. Its seed, rollout timeout and failure reward are used
-            for the whole run.
+            for the whole run; only if its failure reward is None, searches use that of `prompts`.
         max_rollouts: maximum rollouts of the run, not counting those of held-out tasks. Searches
             use up to `prompts.max_rollouts` of them; the others are for training steps.
         cycles: number of searches; training steps follow each search.
@@ -226,7 +226,7 @@ class Alternate(Algorithm):
                 context.note(f"{name}={limit} is used up: the prompts stay unchanged")
                 return {"rollouts": 0, "scored": 0, "failed": 0}
         tokens, cost = limits["max_tokens"], limits["max_cost"]
-        reflections = half.max_reflections
+        reflections, own = half.max_reflections, self.weights.failure_reward
         search = replace(
             half,
             max_rollouts=(half.max_rollouts - state.rollouts) // turns,
@@ -235,6 +235,7 @@ class Alternate(Algorithm):
             else (reflections - state.reflections) // turns,
             max_tokens=None if tokens is None else max(1, tokens // turns),
             max_cost=None if cost is None else cost / turns,
+            failure_reward=half.failure_reward if own is None else own,
         )
         search.begun = None if state.templates is None else self.chosen
         try:

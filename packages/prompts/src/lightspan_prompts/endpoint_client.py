@@ -24,7 +24,8 @@ MAX_RETRY_BACKOFF_S: Final = 60.0
 MIN_WAIT_S: Final = 0.1
 """Minimum seconds of waiting where an endpoint asks for none (`Retry-After: 0`)."""
 LONG_WAIT_S: Final = 5.0
-"""Seconds from which every wait on a rate limit is noted, not only the first of a request."""
+"""Seconds from which a wait on a rate limit is noted; shorter ones of a request are noted once, if
+they add up to as much."""
 _PERMANENT_CODES: Final = ("insufficient_quota", "billing_not_active")
 """Error codes of a 429 response for which a retry is useless."""
 
@@ -45,7 +46,7 @@ class EndpointClient:
         llm: the endpoint.
         timeout_s: seconds per request; None for the client's default.
         patience_s: total seconds of waiting on rate limits (429) per request.
-        note: called with a message on the first rate limit of a request, and on long waits.
+        note: called with a message on long waits for rate limits.
         client: OpenAI client that the caller closes; None to create one.
         role: what the model is called in messages, such as `judge`.
         retry_backoff_s: seconds before the first retry; doubled before each further retry.
@@ -116,9 +117,17 @@ class EndpointClient:
             except openai.RateLimitError as error:
                 asked_s = _retry_after_s(error)
                 wait = pause if asked_s is None else max(asked_s, MIN_WAIT_S)
-                if error.code in _PERMANENT_CODES or waited + wait > self._patience_s:
+                if error.code in _PERMANENT_CODES:
                     raise self._failed(error) from error
-                if not waited or wait >= LONG_WAIT_S:
+                if waited + wait > self._patience_s:
+                    who = "the next wait is" if asked_s is None else "it asks to wait"
+                    raise self._failed(
+                        error,
+                        f"; it was busy (429) for {waited:.4g} s, {who} {wait:.4g} s more, and "
+                        f"patience_s={self._patience_s:g} is the limit per request: give a larger "
+                        "patience_s, or go on later (resume=True)",
+                    ) from error
+                if wait >= LONG_WAIT_S or waited < LONG_WAIT_S <= waited + wait:
                     self._note(f"the {self._role} is busy (429): waiting {wait:.2g} s")
                 waited += wait
             except (
@@ -157,9 +166,9 @@ class EndpointClient:
     def _where(self) -> str:
         return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
 
-    def _failed(self, error: Exception) -> EngineError:
+    def _failed(self, error: Exception, remedy: str = "") -> EngineError:
         message = str(error) or f"no complete answer within {self._timeout_s} s"
-        return EngineError(f"{self._where} failed: {type(error).__name__}: {message}")
+        return EngineError(f"{self._where} failed: {type(error).__name__}: {message}{remedy}")
 
 
 def is_refusal(error: EngineError) -> bool:

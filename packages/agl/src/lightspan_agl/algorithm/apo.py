@@ -142,7 +142,7 @@ class APO(Generic[T]):
             )
         split = Split(feedback=distinct_tasks(train), selection=distinct_tasks(val))
         prompts = {name: template}
-        trials = Evaluator(runs, prompts, None, 0.0, Mode.VAL)
+        trials = Evaluator(runs, prompts, None, "lowest", Mode.VAL)
         client = _with_own_connections(self.async_openai_client)
         models = Models(
             self._reflector(client, self.gradient_model),

@@ -77,14 +77,14 @@ class AppliedPrompts:
 
     def _warn(self) -> None:
         text = "lightspan.apply_prompts: %d of %d requests for %r got the app's own text"
+        agents = {name for name, each in self.prompts.items() if each.agent and each.is_changed}
         for name, counts in self._counts().items():
             if own := sum(counts.values()) - counts.get("", 0):
                 log.warning(text, own, sum(counts.values()), name)
-            elif self._active.calls and self.prompts[name].agent and not counts:
+            elif self._active.calls and not counts and name in agents:
                 log.warning(
-                    "lightspan.apply_prompts: no model call of %r was seen, so its learned text "
-                    "changed nothing: does the agent have the same name as in training, and was "
-                    "the adapter's instrument() called?",
+                    "lightspan.apply_prompts: no model call of %r was seen, so its text changed "
+                    "nothing: is it named as in training, and was instrument() called?",
                     name,
                 )
 
@@ -110,26 +110,31 @@ def apply_prompts(
     Args:
         run: folder of the run, or the path of its `prompts.json`. None for the value of the
             environment variable `LIGHTSPAN_PROMPTS`; if that is not set, nothing is applied. If it
-            is set, an adapter's `instrument()` applies the prompts too.
+            is set, an adapter's `instrument()` applies the prompts too. A value that cannot be
+            applied is logged, and the app goes on with its own texts, unless `strict` is set.
         strict: whether to raise `PromptNotAppliedError` in the app if an agent's own text has
             changed since the training. If not, that text is sent.
 
     Raises:
-        ConfigError: the file is missing or damaged, or no client of OpenAI or Anthropic is
+        ConfigError: the file of `run` is missing or damaged, or no client of OpenAI or Anthropic is
             installed.
     """
     chosen = run or os.environ.get(PROMPTS_VARIABLE)
-    if not chosen:
-        return AppliedPrompts({}, strict=strict, source="")
-    prompts = read_prompts(Path(chosen))
-    agents = [name for name, prompt in prompts.items() if prompt.place is PromptPlace.AGENT]
-    if agents and not sdks.any_installed():
-        raise ConfigError(
-            f"the instructions of {', '.join(map(repr, agents))} cannot be applied: no client of "
-            "OpenAI or Anthropic is installed in this environment: pip install openai"
-        )
-    if agents:
-        sdk_instrumentation.install()
+    try:
+        prompts = read_prompts(Path(chosen)) if chosen else {}
+        agents = [name for name, prompt in prompts.items() if prompt.place is PromptPlace.AGENT]
+        if agents and not sdks.any_installed():
+            raise ConfigError(
+                f"the instructions of {', '.join(map(repr, agents))} cannot be applied: no client "
+                "of OpenAI or Anthropic is installed in this environment: pip install openai"
+            )
+        if agents:
+            sdk_instrumentation.install()
+    except Exception as error:
+        if run or strict:
+            raise
+        log.error("lightspan: no learned prompt of %s is applied: %s", PROMPTS_VARIABLE, error)
+        prompts = {}
     return AppliedPrompts(prompts, strict=strict, source=str(chosen))
 
 
@@ -171,18 +176,13 @@ _applied: Final[dict[str, AppliedPrompts]] = {}
 def hold(owner: str) -> None:
     """Apply the prompts of the run in `LIGHTSPAN_PROMPTS` until `release` is called for `owner`.
 
-    Does nothing if the variable is not set. Never raises: an error is logged, and nothing is
-    applied.
+    Does nothing if the variable is not set. Never raises (see `apply_prompts`).
 
     Args:
         owner: name of the adapter that applies them.
     """
-    if not os.environ.get(PROMPTS_VARIABLE):
-        return
-    try:
+    if os.environ.get(PROMPTS_VARIABLE):
         _applied[owner] = next(iter(_applied.values()), None) or apply_prompts()
-    except Exception as error:
-        log.error("lightspan: no learned prompt is applied: %s", error)
 
 
 def release(owner: str) -> None:

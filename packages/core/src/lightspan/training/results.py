@@ -308,24 +308,25 @@ class FitResult:
         The line has the mean rewards of the first and the last evaluation, the confidence interval
         of the gain, and the numbers of tasks and rollouts that are unscored or failed. Means and
         gain are over the tasks that were scored in both evaluations. Failed tasks count with
-        `failure_reward`; the means without failed tasks follow.
+        `failure_reward`; the means without failed tasks follow. If no task was scored in both, the
+        line has each evaluation's own mean.
 
         Args:
             metric: name of the reward.
         """
         of = "" if self.kept is None else f", keeping step {self.kept.step}"
         trained = f"; {self.outcomes}" if str(self.outcomes) else ""
-        gain = self.gain
+        gain, ends = self.gain, self.evaluations[:1] + self.evaluations[1:][-1:]
         if gain is None:
-            return f"trained for {self.steps} steps{of}{trained}: {self.folder}"
-        first, last = self.evaluations[0], self.evaluations[-1]
-        both = first.rewards.keys() & last.rewards.keys()
-        means = [math.fsum(each.rewards[task] for task in both) / gain.n for each in (first, last)]
+            each = " -> ".join(f"{one.mean:.2f} (n={len(one.rewards)})" for one in ends)
+            both = f"; held-out {metric}: {each}, no task scored in both" if ends[1:] else ""
+            return f"trained for {self.steps} steps{of}{trained}{both}: {self.folder}"
+        tasks = ends[0].rewards.keys() & ends[1].rewards.keys()
+        means = [math.fsum(one.rewards[task] for task in tasks) / gain.n for one in ends]
         bounds = f"95% CI of the gain {gain.low:.2f}..{gain.high:.2f}"
         return (
             f"held-out {metric}: {means[0]:.2f} -> {means[1]:.2f} ({gain.size}, "
-            f"{bounds if gain.is_known else 'no CI of the gain'}){_problems(first, last)}{of}"
-            f"{trained}"
+            f"{bounds if gain.is_known else 'no CI of the gain'}){_problems(*ends)}{of}{trained}"
         )
 
 

@@ -68,12 +68,15 @@ class APO(PromptSearch):
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. If all tasks of
             a critique are solved, no critique is requested.
-        failure_reward: reward of a rollout whose app failed or timed out. When candidates are
-            compared, a rollout without a reward has it too.
+        failure_reward: reward of a rollout whose app failed, timed out or ended without a reward.
+            `"lowest"` is the lowest reward that another rollout of the search has had, and at most
+            0, so that no text gains by breaking the app. A candidate without any rollout that has a
+            reward of its own is never chosen.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to a reflection model.
         reflections_at_once: maximum concurrent requests.
-        patience_s: total seconds of waiting on rate limits (429) per request.
+        patience_s: total seconds of waiting on rate limits (429) per request to a reflection
+            model.
         seed: seed of the split and of every random choice.
 
     Raises:
@@ -121,6 +124,10 @@ class APO(PromptSearch):
 
     def open_log(self, context: TrainerContext) -> SearchLog:
         return SearchLog(context.path / JOURNAL / "apo.jsonl", LIBRARY)
+
+    @property
+    def _most_reflections(self) -> int:
+        return 2 * self.beam_width * self.branch_factor * self.beam_rounds
 
     def check_budget(self, split: Split) -> None:
         check_budget(self._plan, split)

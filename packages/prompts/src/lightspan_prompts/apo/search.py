@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import msgspec
+
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import ConfigError
 from lightspan.progress import plural
@@ -23,7 +25,8 @@ from lightspan_prompts.search.candidates import (
     TooFewRolloutsError,
 )
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
-from lightspan_prompts.search.reflection import Refused, Unusable, proposed_template
+from lightspan_prompts.search.feedback import Evidence
+from lightspan_prompts.search.reflection import Refused, Repeated, Unusable, proposed_template
 from lightspan_prompts.search.search_log import REFUSED, Evaluation, Reflection
 from lightspan_prompts.thoughts import without_thoughts
 
@@ -108,6 +111,8 @@ class Search:
         self._prompts = dict(plan.prompts)
         """Initial prompts, and prompts discovered in the app."""
         self._candidates: list[Candidate] = []
+        self._runs: dict[int, list[Evidence]] = {}
+        """Number of a candidate → its last rollouts on the selection split."""
         self._turns: list[int] = []
         """Per candidate, the index of the prompt that its next expansion changes. A candidate that
         changed one prompt continues with the next."""
@@ -153,7 +158,7 @@ class Search:
     def chosen(self) -> int:
         """Return the number of the candidate with the highest mean on the whole selection split."""
         whole = [number for number, candidate in enumerate(self._candidates) if candidate.is_whole]
-        return max(whole, key=lambda number: self._candidates[number].mean)
+        return max(whole, key=lambda n: (self._candidates[n].is_scored, self._candidates[n].mean))
 
     @property
     def best(self) -> dict[str, str]:
@@ -215,8 +220,7 @@ class Search:
         )
 
     def _perfect(self) -> str:
-        rewards = self._candidates[self.chosen].rewards.values()
-        if all(map(self._trials.is_perfect, rewards)):
+        if all(map(self._trials.is_solved, self._runs[self.chosen])):
             return "the selection split has the perfect reward on every task"
         return ""
 
@@ -274,7 +278,7 @@ class Search:
         open_slots = [
             (slot, run)
             for slot, run in zip(slots, runs, strict=True)
-            if not all(self._trials.is_perfect(evidence.reward) for evidence in run.seen)
+            if not all(map(self._trials.is_solved, run.seen))
         ]
         critiques = await self._reflected(
             [
@@ -310,6 +314,7 @@ class Search:
         for (slot, _), reflection in zip(criticised, edits, strict=True):
             try:
                 fresh.append(self._add(self._changed(slot, reflection), slot))
+                self._trials.check_usable(None)
             except Unusable as problem:
                 self._reject(slot, problem)
         return fresh
@@ -322,22 +327,25 @@ class Search:
             reflection: answer of the model that rewrites the prompt.
 
         Raises:
-            Unusable: the answer has no new text, or an earlier candidate has the same templates.
+            Unusable: the answer has no new text.
+            Repeated: an earlier candidate has the same templates.
         """
         changed = _read(self._template(slot), reflection)
         templates = {**self._candidates[slot.parent].templates, slot.prompt: changed.template}
         for number, candidate in enumerate(self._candidates):
             if candidate.templates == templates:
-                raise Unusable(f"it equals candidate {number}")
+                raise Repeated(f"it equals candidate {number}")
         return templates
 
     def _reject(self, slot: _Slot, problem: Unusable) -> None:
         why = str(problem)
-        if not isinstance(problem, Refused):
-            self._trials.unusable += 1
+        is_refused = isinstance(problem, Refused)
+        if not is_refused:
             why = f"reflection {slot.place} is unusable: {why}"
         made = Proposal(prompt=slot.prompt, parents=[slot.parent], why=why)
         self._trials.add_proposal(made, self._candidates)
+        if not is_refused:
+            self._trials.check_usable(problem)
 
     async def _select(self, numbers: Sequence[int], number: int) -> None:
         """Compare candidates on the next tasks of the selection split; keep the best as the beam.
@@ -358,7 +366,7 @@ class Search:
         for n, run in zip(numbers, await self._evaluated(trials), strict=True):
             means[n] = self._trials.mean_of(run.seen)
             if not self._candidates[n].is_whole:
-                self._candidates[n] = self._seen_on(n, run, is_whole=False)
+                self._keep(n, run, is_whole=False)
         # the earlier one of equals: a change that gains nothing is not worth making
         self._beam = sorted(numbers, key=lambda n: (-means[n], n))[: self._plan.beam_width]
         if not self._candidates[self._beam[0]].is_whole:
@@ -393,18 +401,16 @@ class Search:
     async def _compare_whole(self, number: int) -> None:
         templates = self._candidates[number].templates
         [run] = await self._evaluated([Trial("selection", templates, self._split.selection)])
-        self._candidates[number] = self._seen_on(number, run, is_whole=True)
+        self._keep(number, run, is_whole=True)
 
-    def _seen_on(self, number: int, run: Evaluation, *, is_whole: bool) -> Candidate:
-        candidate = self._candidates[number]
-        return Candidate(
-            templates=candidate.templates,
-            parents=candidate.parents,
-            rewards={evidence.task_id: evidence.reward for evidence in run.seen},
-            mean=self._trials.mean_of(run.seen),
-            rollouts=self._trials.rollouts,
-            is_whole=is_whole,
+    def _keep(self, number: int, run: Evaluation, *, is_whole: bool) -> None:
+        """Keep the rollouts of a candidate; compute all means by the current failure reward."""
+        self._runs[number] = run.seen
+        self._candidates[number] = msgspec.structs.replace(
+            self._candidates[number], rollouts=self._trials.rollouts, is_whole=is_whole
         )
+        for n, seen in self._runs.items():
+            self._candidates[n] = self._trials.with_rewards(self._candidates[n], [seen])
 
     # --- evaluation and reflection ----------------------------------------------------------
     async def _evaluated(self, trials: Sequence[Trial]) -> list[Evaluation]:

@@ -62,11 +62,14 @@ class GEPA(PromptSearch):
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No reflection
             is requested for a minibatch whose tasks are all solved.
-        failure_reward: reward of a rollout whose app failed. When candidates are compared, an
-            unscored rollout has it too.
+        failure_reward: reward of a rollout whose app failed, or ended without a reward.
+            `"lowest"` is the lowest reward that another rollout of the search has had, and at most
+            0, so that no text gains by breaking the app. A candidate without any rollout that has a
+            reward of its own is never chosen.
         timeout_s: seconds per rollout.
         reflection_timeout_s: seconds per request to the reflection model.
-        patience_s: total seconds of waiting on rate limits (429) per request.
+        patience_s: total seconds of waiting on rate limits (429) per request to the reflection
+            model.
         seed: seed of the split and of every random choice.
 
     Raises:
@@ -109,6 +112,10 @@ class GEPA(PromptSearch):
 
     def open_log(self, context: TrainerContext) -> SearchLog:
         return SearchLog(context.path / JOURNAL / "gepa.jsonl", f"gepa {version('gepa')}")
+
+    @property
+    def _most_reflections(self) -> int:
+        return self.max_rollouts // self.minibatch
 
     def check_budget(self, split: Split) -> None:
         check_budget(self, split)

@@ -34,7 +34,7 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
-from lightspan_prompts.search.reflection import Refused, Unusable, proposed_template
+from lightspan_prompts.search.reflection import Refused, Repeated, Unusable, proposed_template
 from lightspan_prompts.search.search_log import Evaluation, SearchLog
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ class Search:
         self._is_cancelled = False
         self._error: BaseException | None = None
         self._candidates: list[Candidate] = []
+        self._runs: list[list[list[Evidence]]] = []
+        """Per candidate, the rollouts of its runs on the selection split."""
         self._compared: dict[tuple[str, ...], Evaluation] = {}
         """Candidate → its last evaluation on the selection split."""
         self._proposed: dict[tuple[str, ...], str] = {}
@@ -169,8 +171,9 @@ class Search:
         The candidate with the highest mean of many was partly lucky, so the finalists are compared
         by the mean of both runs. The initial prompts are compared too, even without a second run.
         """
-        candidates, selection = self._candidates, self._split.selection
         self._trials.skip_finals()
+        self._restate()
+        candidates, selection = self._candidates, self._split.selection
         remaining = self._settings.max_rollouts - self._trials.rollouts
         best = self._ranked
         trials: list[Trial] = []
@@ -187,12 +190,18 @@ class Search:
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
-            again = {evidence.task_id: evidence.reward for evidence in evaluation.seen}
-            means = (candidates[number].mean, self._trials.mean_of(evaluation.seen))
-            candidates[number] = msgspec.structs.replace(
-                candidates[number], again=again, mean=math.fsum(means) / 2
-            )
-        return max(sorted({0, *best}), key=lambda number: candidates[number].mean)
+            self._runs[number].append(evaluation.seen)
+        self._restate()
+        return max(sorted({0, *best}), key=self._rank)
+
+    def _restate(self) -> None:
+        """Give the candidates the means by the current failure reward, which may have fallen."""
+        pairs = zip(self._candidates, self._runs, strict=True)
+        self._candidates[:] = [self._trials.with_rewards(*pair) for pair in pairs]
+
+    def _rank(self, number: int) -> tuple[bool, float]:
+        candidate = self._candidates[number]
+        return candidate.is_scored, candidate.mean
 
     def _second_run(self, number: int) -> Trial:
         """Return the trial of a finalist, the candidate `number`."""
@@ -224,10 +233,10 @@ class Search:
 
     def _is_over(self) -> bool:
         """Return whether a budget or the perfect reward ends the search, and set `_ended`."""
-        settings, trials, best = self._settings, self._trials, self._candidates[self._chosen]
+        settings, trials, best = self._settings, self._trials, self._runs[self._chosen][0]
         iteration = _iteration(settings, self._split)
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
-        if all(map(trials.is_perfect, best.rewards.values())):
+        if all(map(trials.is_solved, best)):
             self._ended = "the selection split has the perfect reward on every task"
         elif remaining < iteration:
             self._ended = (
@@ -354,7 +363,7 @@ class Search:
             name = self._names[number]
             template = self._trials.template(name, candidate[number])
             evidence = [record["seen"] for record in reflective_dataset[number]]
-            if all(self._trials.is_perfect(one.reward) for one in evidence):
+            if all(map(self._trials.is_solved, evidence)):
                 continue
             request = Question(name, question(name, template, evidence), self._reflector)
             [entry] = self._run_in_loop(self._trials.reflect([request]))
@@ -369,18 +378,22 @@ class Search:
                     tasks=len(evidence),
                 )
                 if whole in self._proposed:
-                    raise Unusable(f"it equals {self._proposed[whole]}")
+                    raise Repeated(f"it equals {self._proposed[whole]}")
                 self._proposed[whole] = f"the proposal of reflection {self._trials.reflections}"
                 self._open_proposals[whole] = made
                 texts[number] = changed.template
+                self._trials.check_usable(None)
             except Unusable as problem:
-                why = str(problem)
+                why, parents = str(problem), [self._number_of(candidate)]
                 if not isinstance(problem, Refused):
-                    self._trials.unusable += 1
                     why = f"reflection {self._trials.reflections} is unusable: {why}"
-                parents = [self._number_of(candidate)]
                 self._add_proposal(Proposal(prompt=name, parents=parents, why=why))
+                if not isinstance(problem, Refused):
+                    self._run_in_loop(self._count_unusable(problem))
         return texts
+
+    async def _count_unusable(self, problem: Unusable) -> None:
+        self._trials.check_usable(problem)
 
     def _number_of(self, texts: Texts) -> int:
         """Return the number of the candidate with these texts."""
@@ -400,18 +413,16 @@ class Search:
         """Record a candidate that the library keeps (called by the library)."""
         number, trials = event["candidate_idx"], self._trials
         last = self._compared[_name(self._named(event["candidate"]))]
-        rewards = {evidence.task_id: evidence.reward for evidence in last.seen}
-        mean = trials.mean_of(last.seen)
         parents = [parent for parent in event["parent_ids"] if parent is not None]
-        self._candidates.append(
-            Candidate(
-                templates=self._named(event["candidate"]),
-                parents=parents,
-                rewards=rewards,
-                mean=mean,
-                rollouts=trials.rollouts,
-            )
+        new = Candidate(
+            templates=self._named(event["candidate"]),
+            parents=parents,
+            rewards={},
+            mean=-math.inf,
+            rollouts=trials.rollouts,
         )
+        self._candidates.append(trials.with_rewards(new, [last.seen]))
+        self._runs.append([last.seen])
         if parents:
             made = self._open_proposals.pop(_name(self._named(event["candidate"])), None)
             made = made or Proposal(prompt="", parents=parents)
@@ -420,9 +431,10 @@ class Search:
             return
         what = f"candidate {number}, of {parents}" if parents else "the initial prompts"
         self._note(
-            f"{what}: {mean:.3f} on {plural(len(rewards), 'task')} of the selection split; best "
-            f"{self._candidates[self._chosen].mean:.3f}; {trials.rollouts} of "
-            f"{self._settings.max_rollouts} rollouts, {plural(trials.reflections, 'reflection')}"
+            f"{what}: {self._candidates[-1].mean:.3f} on {plural(len(last.seen), 'task')} of the "
+            f"selection split; best {self._candidates[self._chosen].mean:.3f}; "
+            f"{trials.rollouts} of {self._settings.max_rollouts} rollouts, "
+            f"{plural(trials.reflections, 'reflection')}"
         )
 
     # --- the library's thread ---------------------------------------------------------------
@@ -460,14 +472,12 @@ class Search:
 
     @property
     def _chosen(self) -> int:
-        means = [candidate.mean for candidate in self._candidates]
-        return means.index(max(means))
+        return max(range(len(self._candidates)), key=self._rank)
 
     @property
     def _ranked(self) -> list[int]:
         """The numbers of the candidates, the highest mean first."""
-        candidates = self._candidates
-        return sorted(range(len(candidates)), key=lambda number: -candidates[number].mean)
+        return sorted(range(len(self._candidates)), key=self._rank, reverse=True)
 
     def _named(self, texts: Texts) -> dict[str, str]:
         return {name: texts[number] for number, name in enumerate(self._names)}

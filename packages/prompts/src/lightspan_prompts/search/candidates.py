@@ -43,13 +43,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     parents: list[int]
     """Indices of the candidates from which it was made; empty for the initial prompts."""
     rewards: dict[str, float | None]
-    """Task of the selection split → reward; None if unscored."""
+    """Task of the selection split → reward: the failure reward if the app failed or gave none. None
+    if it is unscored for another reason, such as a judge without an answer."""
     mean: float
-    """Mean of `rewards` and `again`, where an unscored rollout counts as `failure_reward`."""
+    """Mean of `rewards` and `again`, where None counts as the failure reward."""
     rollouts: int
     """Rollouts of the search up to this result."""
     again: dict[str, float | None] = msgspec.field(default_factory=dict)
     """Task of the selection split → reward in the second run of a finalist."""
+    is_scored: bool = True
+    """Whether any of these rollouts has a reward of its own; else it is never chosen."""
     is_whole: bool = True
     """Whether all tasks of the selection split were run; a partial result is never chosen."""
 
@@ -143,6 +146,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     chance: float | None = None
     """Probability that one of the candidates is as far ahead as `best` by chance; None if `best` is
     0 or if it was not computed."""
+    left_out: int = 0
+    """Number of tasks that `chance` leaves out, because `best` or the first has no reward there."""
     significance: float | None = None
     """Highest probability at which `best` is chosen; None for no limit."""
 
@@ -152,6 +157,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         best, first = self.candidates[number], self.candidates[0]
         scores = f"{first.mean:.3f} -> {best.mean:.3f} on {plural(len(best.rewards), 'task')}"
         others = plural(len(self.candidates) - 1, "new candidate")
+        if self.left_out:
+            scores += f" ({self.left_out} left out of the test, without a reward in one of both)"
         if not number:
             return (
                 f"the prompts stay unchanged: none of {others} is better than they are, "

@@ -7,8 +7,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ from lightspan_prompts.search.candidates import (
 )
 from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
+from lightspan_prompts.search.reflection import Repeated, Unusable
 from lightspan_prompts.search.search_log import (
     REFUSED,
     E,
@@ -43,8 +44,13 @@ from lightspan_prompts.search.search_log import (
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
 
 Prompts = Mapping[str, PromptTemplate]
+FailureReward = float | Literal["lowest"]
+"""Reward of a rollout whose app failed or gave none: a number, or the lowest reward of the search's
+other rollouts so far, and at most 0."""
 MAX_UNANSWERED: Final = 3
 """Number of questions in a row without a text after which the search stops."""
+MAX_UNUSABLE: Final = 8
+"""Number of answers in a row without a usable text after which the search stops."""
 
 
 class Runs(Protocol):
@@ -104,7 +110,7 @@ class Evaluator:
         runs: runs the app.
         prompts: the initial prompts.
         journal: an open log; None for no log.
-        failure_reward: reward of an unscored rollout when candidates are compared.
+        failure_reward: reward in comparisons of a rollout without a reward of its own.
         selection_mode: mode in which tasks are run to compare candidates.
         max_tokens: maximum tokens of calls and reflections (see `GEPA`); None for no maximum.
         max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
@@ -120,7 +126,7 @@ class Evaluator:
         runs: Runs,
         prompts: Prompts,
         journal: SearchLog | None,
-        failure_reward: float,
+        failure_reward: FailureReward,
         selection_mode: Mode = Mode.TRAIN,
         max_tokens: int | None = None,
         max_cost: float | None = None,
@@ -149,13 +155,21 @@ class Evaluator:
         self._note = note
         self._unanswered = 0
         """Number of questions in a row that this process asked and that got no text."""
+        self._unusable = 0
+        """Number of answers in a row that this process asked for and that had no usable text."""
         self._rewards: list[float] = []
+        self._lowest = 0.0
+        """Lowest of `_rewards`, at most 0."""
+        self._is_below = False
+        """Whether a reward below a numeric failure reward was noted."""
+        self._failures = 0
+        """Number of rollouts whose app failed without giving a reward."""
         self.rollouts = 0
         self.unscored = 0
         self.failed = 0
         self.reflections = 0
         self.unusable = 0
-        """Number of unusable answers, counted by the search; refused questions have none."""
+        """Number of unusable answers (`check_usable`); refused questions have none."""
         self.tokens = 0
         """Tokens of the app's calls and of reflections, as far as endpoints count them."""
         self._max_tokens = max_tokens
@@ -362,8 +376,8 @@ class Evaluator:
         If the model refuses the question because of its content, an empty answer is logged.
 
         Raises:
-            EngineError: the model fails, or `MAX_UNANSWERED` questions in a row got no text. The
-                last of them is not logged, so a resumed run asks it again.
+            EngineError: the model fails, or `MAX_UNANSWERED` questions in a row got no text. If the
+                last of them was refused it is not logged, so a resumed run asks it again.
         """
         reflector = question.reflector
         try:
@@ -374,13 +388,15 @@ class Evaluator:
                 raise
             answer, problem = Answer("", REFUSED, 0, 0), str(error)
         self._unanswered = self._unanswered + 1 if problem else 0
-        if self._unanswered >= MAX_UNANSWERED:
-            raise EngineError(
-                f"the model {reflector.model} answered {MAX_UNANSWERED} questions in a row without "
-                f"a text, the last with: {problem}; give another model or other sampling, and "
-                "continue with resume=True"
-            )
+        failure = EngineError(
+            f"the model {reflector.model} answered {MAX_UNANSWERED} questions in a row without "
+            f"a text, the last with: {problem}; give another model or other sampling, and "
+            "continue with resume=True"
+        )
+        is_over = self._unanswered >= MAX_UNANSWERED
         if answer.finish_reason == REFUSED:
+            if is_over:
+                raise failure
             self._note(f"a question about {question.prompt!r} was refused: {problem}")
         tokens, is_counted = (answer.input_tokens, answer.output_tokens), True
         if not any(tokens) and answer.finish_reason != REFUSED:
@@ -398,7 +414,28 @@ class Evaluator:
             is_estimated=not is_counted,
         )
         self._log(reflection)
+        if is_over:  # it is paid for, so a resumed run has to count it
+            raise failure
         return reflection
+
+    def check_usable(self, problem: Unusable | None) -> None:
+        """Count an answer that is unusable because of `problem`; None for a usable one.
+
+        Raises:
+            EngineError: `MAX_UNUSABLE` answers in a row had no usable text. Texts that are known
+                already do not count here. Without a log, which could be resumed, never raised.
+        """
+        self.unusable += problem is not None
+        if problem is None or isinstance(problem, Repeated):
+            self._unusable = 0
+        elif self._journal is not None and not self.is_replaying:
+            self._unusable += 1
+            if self._unusable >= MAX_UNUSABLE:
+                raise EngineError(
+                    f"{MAX_UNUSABLE} answers in a row of the reflection model had no usable text, "
+                    f"the last: {problem}; give another model or other sampling, such as more "
+                    "tokens where answers are cut off, and continue with resume=True"
+                )
 
     def _replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:
         return [None] * len(keys) if self._journal is None else self._journal.replayed(keys, kind)
@@ -428,12 +465,14 @@ class Evaluator:
         return self._surveyed is not None and self._surveyed.concerns(text)
 
     def _count(self, evaluation: Evaluation) -> None:
-        rewards = [evidence.reward for evidence in evaluation.seen]
-        scored = [reward for reward in rewards if reward is not None]
-        self._rewards += scored
-        self._check_perfect(scored)
-        self.rollouts += len(rewards)
-        self.unscored += len(rewards) - len(scored)
+        scored = [one for one in evaluation.seen if _is_scored(one)]
+        rewards = [one.reward for one in scored if one.reward is not None]
+        self._rewards += rewards
+        self._check_rewards(rewards)
+        unscored = sum(one.reward is None for one in evaluation.seen)
+        self.rollouts += len(evaluation.seen)
+        self.unscored += unscored
+        self._failures += len(evaluation.seen) - unscored - len(rewards)
         self.failed += sum(evidence.failed for evidence in evaluation.seen)
         self.tokens += sum(evidence.tokens for evidence in evaluation.seen)
         for evidence in evaluation.seen:
@@ -554,19 +593,56 @@ class Evaluator:
         self._record(proposal.metrics())
 
     # --- results ----------------------------------------------------------------------------
-    def reward(self, evidence: Evidence) -> float:
-        """Return the reward of a rollout in comparisons; `failure_reward` if it is unscored."""
-        return self._failure_reward if evidence.reward is None else evidence.reward
+    @property
+    def _failure_value(self) -> float:
+        return self._lowest if isinstance(self._failure_reward, str) else self._failure_reward
 
-    def is_perfect(self, reward: float | None) -> bool:
-        """Return whether a task with this reward counts as solved.
+    def reward(self, evidence: Evidence) -> float:
+        """Return the reward of a rollout in comparisons.
+
+        It is the current failure reward if the rollout has no reward of its own.
+        """
+        own = evidence.reward
+        return self._failure_value if own is None or evidence.is_failure else own
+
+    def with_rewards(self, candidate: Candidate, runs: Sequence[Sequence[Evidence]]) -> Candidate:
+        """Return the candidate with its rewards by the current failure reward.
+
+        Args:
+            candidate: the candidate.
+            runs: its rollouts on the selection split, and those of a second run if there is one.
+        """
+        rewards = [
+            {one.task_id: self.reward(one) if one.is_failure else one.reward for one in run}
+            for run in (*runs, ())[:2]
+        ]
+        return msgspec.structs.replace(
+            candidate,
+            rewards=rewards[0],
+            again=rewards[1],
+            mean=math.fsum(map(self.mean_of, runs)) / len(runs),
+            is_scored=any(_is_scored(one) for run in runs for one in run),
+        )
+
+    def is_solved(self, evidence: Evidence) -> bool:
+        """Return whether the task of a rollout counts as solved.
 
         Always False without a perfect reward, and after any rollout has had a reward above it.
         """
-        perfect = self._perfect_reward
-        return perfect is not None and reward is not None and reward >= perfect
+        perfect, reward = self._perfect_reward, evidence.reward
+        return perfect is not None and _is_scored(evidence) and (reward or 0.0) >= perfect
 
-    def _check_perfect(self, rewards: Iterable[float]) -> None:
+    def _check_rewards(self, rewards: Sequence[float]) -> None:
+        """Note the first reward above the perfect one, and the first below the failure reward."""
+        self._lowest = min([self._lowest, *rewards])
+        number, lowest = self._failure_reward, min(rewards, default=math.inf)
+        if not (isinstance(number, str) or self._is_below) and lowest < number:
+            self._is_below = True
+            self._note(
+                f"a reward of {lowest:g} is below failure_reward={number:g}, so a text with which "
+                'the app fails may count as a gain: give failure_reward="lowest", or a number '
+                "below every reward"
+            )
         highest = max(rewards, default=-math.inf)
         if self._perfect_reward is not None and highest > self._perfect_reward:
             self._note(
@@ -578,14 +654,15 @@ class Evaluator:
     def mean_of(self, evidence: Sequence[Evidence]) -> float:
         """Return the mean reward of the rollouts, by which candidates are compared.
 
-        An unscored rollout counts with `failure_reward`.
+        A rollout without a reward of its own counts with the failure reward.
         """
         return math.fsum(map(self.reward, evidence)) / len(evidence)
 
     @property
     def mean(self) -> float | None:
         """Return the mean reward of all scored rollouts so far; None if no rollout is scored."""
-        return math.fsum(self._rewards) / len(self._rewards) if self._rewards else None
+        scored = [*self._rewards, *[self._failure_value] * self._failures]
+        return math.fsum(scored) / len(scored) if scored else None
 
     def result(self, candidates: Sequence[Candidate], chosen: int, ended: str) -> SearchResult:
         """Return the result of the search, with the totals of rollouts, tokens and cost.
@@ -650,14 +727,26 @@ class Evaluator:
         return PromptTemplate(text, engine=prompt.engine) if prompt else PromptTemplate(text)
 
 
+def _is_scored(evidence: Evidence) -> bool:
+    """Return whether a rollout has a reward of its own."""
+    return evidence.reward is not None and not evidence.is_failure
+
+
 def _check_scored(evidence: Sequence[Evidence]) -> None:
     """Raise `RewardError` if no rollout has a reward.
 
     This is checked before the rollouts are logged. So the user can correct the app and resume.
     """
     if all(one.reward is None for one in evidence):
-        why, text = evidence[0].unscored, evidence[0].text[-300:]
-        first = f"is unscored: {why}" if why else f"ended with {text!r}"
+        one = evidence[0]
+        first = (
+            f"is unscored: {one.unscored}" if one.unscored else f"ended with {one.text[-300:]!r}"
+        )
+        if one.is_failure and not one.failed:
+            first = (
+                "returned none (None, NaN or infinity) and emitted none: return a number, or call "
+                "lightspan.emit_reward"
+            )
         raise RewardError(
             "no rollout of the initial prompts has a reward, so there is nothing to compare; the "
             f"first one {first}"

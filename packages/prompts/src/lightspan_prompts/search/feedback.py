@@ -12,7 +12,7 @@ import msgspec
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.rollout_checks import app_failed
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, Outcome
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_prompts.search.prompt_discovery import Text, texts_of
 from lightspan_prompts.transcript import without_keys
@@ -32,6 +32,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reward of the rollout; None if it is unscored."""
     failed: bool = False
     """Whether the app failed."""
+    is_failure: bool = False
+    """Whether the failure reward is its reward in comparisons: the app failed without giving a
+    reward, or ended without one. False for a rollout that is unscored for another reason."""
     unscored: str = ""
     """Why a scorer, such as a `Judge`, gave no reward; empty if it did, or if there is none."""
     tokens: int = 0
@@ -73,6 +76,7 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
         task_id=episode.task_id,
         reward=episode.reward,
         failed=app_failed(episode),
+        is_failure=_is_failure(episode),
         unscored=episode.unscored,
         tokens=sum(map(sum, usage.values())),
         estimated=estimated,
@@ -83,6 +87,13 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
         applied=sum(text.applied for text in texts),
         kept=dict(kept),
     )
+
+
+def _is_failure(episode: Episode) -> bool:
+    if episode.reward is not None:
+        return episode.reward_source == "failure"
+    is_own = episode.finished and episode.outcome is Outcome.OK and not episode.unscored
+    return is_own or app_failed(episode)
 
 
 def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int]], int]:

@@ -15,6 +15,10 @@ class Unusable(Exception):
     """Raised if an answer has no usable new text; the message is the reason."""
 
 
+class Repeated(Unusable):
+    """Raised if the proposed text is known: that of the prompt, or an earlier proposal."""
+
+
 class Refused(Unusable):
     """Raised if there is no answer, because the endpoint refused the question."""
 
@@ -49,7 +53,8 @@ def proposed_template(template: PromptTemplate, answer: str, finish_reason: str)
     """Return the template that an answer proposes in place of `template`.
 
     Raises:
-        Unusable: the answer proposes no text, or the text is unchanged or lacks a placeholder.
+        Unusable: the answer proposes no text, or the text lacks a placeholder.
+        Repeated: the text is unchanged.
         Refused: there is no answer.
     """
     text = proposed_text(answer, finish_reason)
@@ -58,5 +63,5 @@ def proposed_template(template: PromptTemplate, answer: str, finish_reason: str)
     except ConfigError as error:
         raise Unusable(str(error)) from error
     if changed == template:
-        raise Unusable("the prompt is unchanged")
+        raise Repeated("the prompt is unchanged")
     return changed

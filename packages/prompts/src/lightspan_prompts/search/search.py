@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ from lightspan_prompts.search.candidates import (
     write_found,
 )
 from lightspan_prompts.search.dates import date_literals, days_around
-from lightspan_prompts.search.evaluator import Evaluator
+from lightspan_prompts.search.evaluator import Evaluator, FailureReward
+from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import date_warnings, survey
 from lightspan_prompts.search.search_log import SearchLog
 from lightspan_prompts.search.selected_prompts import SelectedPrompts
@@ -69,7 +71,7 @@ class PromptSearch(Algorithm):
     selection: float = 0.5
     significance: float | None = 0.05
     perfect_reward: float | None = 1.0
-    failure_reward: float = 0.0
+    failure_reward: FailureReward = "lowest"
     timeout_s: float | None = 600.0
     reflection_timeout_s: float = 300.0
     patience_s: float = 1800.0
@@ -106,7 +108,8 @@ class PromptSearch(Algorithm):
         check_prices(self.max_cost, self.prices, list(models.values()))
         self.prices = dict(self.prices)
         check_number("selection", self.selection, above=0, below=1)
-        check_number("failure_reward", self.failure_reward)
+        if self.failure_reward != "lowest":
+            check_number("failure_reward", self.failure_reward)
         check_number("patience_s", self.patience_s, low=0)
         check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
         if self.timeout_s is not None:
@@ -195,19 +198,24 @@ class PromptSearch(Algorithm):
             await evaluator.begin(split.selection, self.patterns, trainer.note)
 
     def starts_again(self, before: Mapping[str, Json]) -> bool:
-        """Return whether the user has raised a budget since `before`.
+        """Return whether the user has raised a budget since `before`, or lowered one of counts.
 
-        If so, a search that was complete continues from its log.
+        If so, a search that was complete continues from its log, or ends earlier in it. A lower
+        `max_tokens` or `max_cost` changes nothing, because all that the log has is paid for.
 
         Args:
             before: the algorithm's configuration that the run stored earlier.
         """
         earlier: Any = before.get("budget", {})
         budget: Any = self.config()["budget"]
+        limits = {
+            name: [math.inf if limit is None else limit for limit in (earlier[name], budget[name])]
+            for name in budget
+            if name in earlier and name != "prices"
+        }
+        counts = ("max_rollouts", "max_reflections")
         return any(
-            earlier.get(name) is not None and (limit is None or limit > earlier[name])
-            for name, limit in budget.items()
-            if name != "prices"
+            now > then or (name in counts and now < then) for name, (then, now) in limits.items()
         )
 
     # --- for a dry run's plan ---------------------------------------------------------------
@@ -268,7 +276,33 @@ class PromptSearch(Algorithm):
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         found = survey(episodes, self.patterns).lines() if self.patterns else []
         is_silent = episodes and not any(episode.calls for episode in episodes)
-        return [*self._dated_arguments(), *found, *([NO_CALLS] if is_silent else [])]
+        silent = [NO_CALLS] if is_silent else []
+        return [*self._dated_arguments(), *found, *silent, self._expected_spending(episodes)]
+
+    def _expected_spending(self, episodes: Sequence[Episode]) -> str:
+        """Describe how often reflection models are asked at most, and what the app's calls cost."""
+        limits = [self._most_reflections, self.max_reflections or math.inf]
+        text = f"at most {min(limits):g} questions to the reflection model come on top of the calls"
+        if not (self.prices and episodes):
+            return text
+        used = [
+            (model, tokens)
+            for episode in episodes
+            for model, tokens in (evidence_of(episode, None).usage or {}).items()
+        ]
+        costs = [self.prices[model].of(*tokens) for model, tokens in used if model in self.prices]
+        cost = math.fsum(costs) / len(episodes) * self.max_rollouts
+        missing = ", ".join(map(repr, sorted({model for model, _ in used} - self.prices.keys())))
+        others = f" (prices= has none for {missing})" if missing else ""
+        return (
+            f"{text}; by prices= the app's calls in max_rollouts={self.max_rollouts} would cost "
+            f"about {cost:.4g}{others}"
+        )
+
+    @property
+    @abstractmethod
+    def _most_reflections(self) -> int:
+        """Maximum requests to reflection models without `max_reflections`."""
 
     def _dated_arguments(self) -> list[str]:
         """Return warnings about initial prompts that contain today's date."""
@@ -285,7 +319,7 @@ class PromptSearch(Algorithm):
         for text in self._dated_arguments() if self.begun is None else ():
             context.note(text)
         found = await self.search(context, self.split(context.tasks))
-        self.found = found = judged(found, self.failure_reward, self.significance)
+        self.found = found = judged(found, self.significance)
         write_found(found, context.path)
         for text in [*found.notes(), *self._dated_results()]:
             context.note(text)

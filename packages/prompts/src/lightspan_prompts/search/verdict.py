@@ -11,37 +11,41 @@ import msgspec
 from lightspan_prompts.search.candidates import Candidate, SearchResult
 
 
-def judged(found: SearchResult, failure_reward: float, significance: float | None) -> SearchResult:
+def judged(found: SearchResult, significance: float | None) -> SearchResult:
     """Add the probability that the best candidate's gain is chance to a search's result.
 
     If the probability is above `significance`, the initial prompts become the chosen candidate.
 
     Args:
         found: a result, whose `chosen` is the best candidate.
-        failure_reward: the value of an unscored rollout.
         significance: highest probability at which the best candidate is chosen; None to choose it
             in any case.
     """
     best = found.chosen
     if not best:
         return found
-    chance = chance_of(found.candidates, best, failure_reward)
+    chance = chance_of(found.candidates, best)
+    compared = _rewards(found.candidates[0]).keys() & _rewards(found.candidates[best]).keys()
     is_kept = significance is not None and chance > significance
     return msgspec.structs.replace(
-        found, best=best, chance=chance, significance=significance, chosen=0 if is_kept else best
+        found,
+        best=best,
+        chance=chance,
+        left_out=len(found.candidates[0].rewards) - len(compared),
+        significance=significance,
+        chosen=0 if is_kept else best,
     )
 
 
-def chance_of(candidates: Sequence[Candidate], best: int, failure_reward: float) -> float:
+def chance_of(candidates: Sequence[Candidate], best: int) -> float:
     """Return the probability that the best candidate's gain over the initial prompts is chance.
 
-    Two one-sided t-tests over the common tasks are made: one of the differences per task, and one
-    of the two groups of rewards (Welch). The lower probability is corrected for the number of
-    candidates and for the second test (Šidák). With few tasks it has a lower limit, because a
-    t-test of rewards without variance gives 0.
+    Two one-sided t-tests over the tasks for which both have a reward are made: one of the
+    differences per task, and one of the two groups of rewards (Welch). The lower probability is
+    corrected for the number of candidates and for the second test (Šidák). With few tasks it has a
+    lower limit, because a t-test of rewards without variance gives 0.
     """
-    before = _rewards(candidates[0], failure_reward)
-    after = _rewards(candidates[best], failure_reward)
+    before, after = _rewards(candidates[0]), _rewards(candidates[best])
     tasks = before.keys() & after.keys()
     if len(tasks) < 2:
         return 1.0
@@ -57,15 +61,12 @@ def chance_of(candidates: Sequence[Candidate], best: int, failure_reward: float)
     return -math.expm1(len(candidates) * math.log1p(-min(chance, 1 - 1e-12)))
 
 
-def _rewards(candidate: Candidate, failure_reward: float) -> Mapping[str, float]:
-    """Return task → the candidate's mean reward; an unscored rollout has `failure_reward`."""
-    runs = [candidate.rewards, *([candidate.again] if candidate.again else [])]
-    return {
-        task: fmean(
-            failure_reward if run.get(task) is None else float(run[task] or 0.0) for run in runs
-        )
-        for task in candidate.rewards
-    }
+def _rewards(candidate: Candidate) -> Mapping[str, float]:
+    """Return task → the candidate's mean reward, without the tasks that have none."""
+    runs = (candidate.rewards, candidate.again)
+    rewards = {task: [run.get(task) for run in runs] for task in candidate.rewards}
+    scored = {task: [r for r in pair if r is not None] for task, pair in rewards.items()}
+    return {task: fmean(pair) for task, pair in scored.items() if pair}
 
 
 def _tail(mean: float, squared_error: float, freedom: int) -> float:
