@@ -323,7 +323,7 @@ class LightningRL(LightningSettings, Algorithm):
                 f"the learner does not support {', '.join(refused)}: leave it out, or use the "
                 "embedded learner"
             )
-        check_overlap(self.overlap, engine, adapters)
+        check_overlap(self.overlap, engine)
         if not engine.exact_tokens:
             raise UnsupportedError(
                 "the engine does not give token ids and log-probabilities as it sampled them, "
@@ -595,7 +595,8 @@ class LightningRL(LightningSettings, Algorithm):
         """Return policy → its starting weights and LoRA settings.
 
         Raises:
-            ConfigError: two patterns of `optimize` describe one policy in different ways.
+            ConfigError: two patterns of `optimize` describe one policy in different ways, or
+                adapters have dropout.
         """
         specs: dict[str, PolicySpec] = {}
         described = self.optimize if isinstance(self.optimize, Mapping) else {}
@@ -612,7 +613,14 @@ class LightningRL(LightningSettings, Algorithm):
                     f"optimize: the policy {name!r} is described twice, as {specs[name]} and {spec}"
                 )
         default = PolicySpec(model=self.model, lora=self.lora)
-        return {name: specs.get(name, default) for name in names}
+        specs = {name: specs.get(name, default) for name in names}
+        for lora in (spec.lora for spec in specs.values()):
+            if lora is not None and lora.dropout:
+                raise ConfigError(
+                    f"LoRA(dropout={lora.dropout:g}): an update with dropout has other "
+                    "log-probabilities than the sampled answers; use dropout=0 (SFT supports it)"
+                )
+        return specs
 
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
