@@ -232,7 +232,7 @@ class TransformersTokenizer(ChatTokenizer):
                 **options,
             )
             return self.encode(rendered, most=most) if is_text else list(rendered)
-        except ContextOverflowError:
+        except (ContextOverflowError, ModelError):
             raise
         except Exception as error:  # Jinja runs the model author's code, which raises any type
             raise ModelError(
@@ -331,7 +331,15 @@ class TransformersTokenizer(ChatTokenizer):
         Raises:
             ContextOverflowError: a long text has far more than `most` ids. A text with a few more
                 is encoded, and the caller must check its length.
+            ModelError: the text has half of a surrogate pair.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"a text has half of a surrogate pair, {text[error.start]!a}, which is no "
+                "character: an emoji was cut in two where the text was made; remove the half"
+            ) from error
         backend = _plain_backend(self.tokenizer)
         if backend is None:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
