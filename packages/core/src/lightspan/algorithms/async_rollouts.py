@@ -9,9 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightspan.algorithms.protocol import Metrics, TrainerContext
-from lightspan.errors import UnsupportedError
 from lightspan.lightning.episode import Episode
-from lightspan.protocols.engine import EngineCapabilities
 
 
 async def next_episodes(
@@ -44,21 +42,6 @@ async def next_episodes(
         "overlap/behind_max": max(behind, default=0),
         "overlap/in_flight": len(ages) - len(behind),
     }
-
-
-def check_overlap(overlap: int, engine: EngineCapabilities) -> None:
-    """Raise `UnsupportedError` if `overlap` is above 0 and calls cannot run during weight updates.
-
-    Args:
-        overlap: maximum number of weight updates between a group's submission and its training; 0
-            is always supported.
-        engine: capabilities of the engine.
-    """
-    if overlap and not engine.in_place_update:
-        raise UnsupportedError(
-            f"overlap={overlap}: the engine cannot update weights while calls are running: use "
-            "overlap=0 or another engine"
-        )
 
 
 def due_groups(steps_left: Sequence[int], per_step: int) -> int:
