@@ -6,6 +6,7 @@ import json
 import warnings
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import given, strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -250,3 +251,26 @@ async def test_thoughts_that_are_parts_of_content(store: Store, stream: bool) ->
         {"type": "reasoning", "content": "Hm."},
         {"type": "text", "content": "Hi you"},
     ]
+
+
+@pytest.mark.parametrize("form", ["text", "parts"])
+async def test_a_character_that_is_cut_in_two_is_joined(store: Store, form: str) -> None:
+    halves = ["a\ud83d", "\ude42b"]
+    contents = halves if form == "text" else [[{"type": "text", "text": half}] for half in halves]
+    chunks = [chunk({"content": content}) for content in contents]
+    reply = Reply(chunks=[*chunks, chunk({}, finish_reason="stop")])
+    with ScriptedServer([reply]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            reading = await rig.ask(stream=True)
+            [span] = await rig.spans()
+    assert reading.choices[0].content == "".join(halves)
+    [kept] = genai_messages.output_messages_of(span.attributes)
+    assert kept["content"] == "a🙂b"
+
+
+async def test_half_of_a_character_alone_is_an_error(store: Store) -> None:
+    reply = Reply(chunks=[chunk({"content": "a\ud83d"}), chunk({}, finish_reason="stop")])
+    with ScriptedServer([reply]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            with pytest.raises(openai.APIError, match="sent half of a character"):
+                await rig.ask(stream=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import zip_longest
@@ -98,20 +99,22 @@ class ProxiedCall(ServedCall):
         streamed, repair = StreamedAnswer(), StreamRepair()
         try:
             async for payload in self._engine.stream(self._request):
-                chunk = self._decode(payload)
+                chunk = self._decode_chunk(payload)
                 if chunk.get("error"):
                     raise EngineError(f"{self._name} aborted: {_error_text(payload)}")
                 repaired = repair.repaired(chunk)
                 streamed.add(repaired)
                 if repaired is not chunk:
                     _warn_of_repair(self._name)
-                    payload = _encode(repaired)
+                    payload = _encode_chunk(repaired)
                 self._payloads.append(payload)
                 self._notify()
         except EndpointRefused as error:
             raise self._api_error(error.status, str(error).encode()) from error
         finally:
             self._answer = streamed.answer()
+        if streamed.irregular_field:  # nothing else is irregular after the repair
+            raise EngineError(f"{self._name} sent {streamed.irregular_field}")
 
     def _api_error(self, status: int, body: bytes) -> ApiError:
         return ApiError(status, f"{self._name} answered {status}: {_error_text(body)}")
@@ -124,8 +127,24 @@ class ProxiedCall(ServedCall):
                 f"{self._name} answered with no JSON object: {body[:200]!r}"
             ) from error
 
+    def _decode_chunk(self, payload: bytes) -> Mapping[str, Any]:
+        """Decode a chunk, which may contain half of a character: its other half may follow."""
+        if rb"\ud" not in payload.lower():
+            return self._decode(payload)
+        try:
+            return {**json.loads(payload)}
+        except (TypeError, ValueError, RecursionError):
+            return self._decode(payload)  # raises the error
+
     def attributes(self) -> Attributes:
         return answer_attributes(self._answer)
+
+
+def _encode_chunk(chunk: Mapping[str, Any]) -> bytes:
+    try:
+        return _encode(chunk)
+    except UnicodeEncodeError:  # half of a character
+        return json.dumps(chunk).encode()
 
 
 @functools.cache
