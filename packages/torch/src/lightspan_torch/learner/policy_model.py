@@ -371,9 +371,9 @@ def check_untied(model: Any, adapters: str) -> None:
             layer = adapted[0].rpartition(".base_layer")[0] or adapted[0]
             other = next(name for name in layers if name != adapted[0])
             raise ConfigError(
-                f"{adapters} adapts {layer}, which shares its weight with {other} (tied "
-                "embeddings): the adapter cannot be merged into one of the two, so that the served "
-                "and the saved model would be wrong. Leave out lm_head and embed_tokens"
+                f"{adapters} adapts {layer}, which shares its weight with {other} (as tied "
+                "embeddings do): the adapter cannot be merged into one of the two, so that the "
+                "served and the saved model would be wrong. Adapt neither of the two"
             )
 
 
