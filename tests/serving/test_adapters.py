@@ -97,7 +97,9 @@ def test_an_adapter_of_a_tied_weight_is_not_merged(
 
     model = load_model(tiny)
     config = LoraConfig(r=2, target_modules=[layers], task_type="CAUSAL_LM", **options)
-    get_peft_model(model, config).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    get_peft_model(model, config).save_pretrained(
+        str(tmp_path / "adapter"), save_embedding_layers=False
+    )
     with pytest.raises(ConfigError, match=r"adapter in .* adapts .* shares its weight with .*tied"):
         merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=tiny)
     assert not (tmp_path / "merged").exists()
