@@ -163,7 +163,9 @@ def update_notes(line: Line) -> list[str]:
         notes.append(
             f"engine and learner disagree: log-probabilities of the same tokens differ by "
             f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is "
-            "biased; compare their dtypes and attention implementations"
+            "biased. Compare their dtypes and attention implementations, or weigh the tokens with "
+            "loss=PolicyLoss(importance_cap=2.0); if it stays above 0.2, stop the run: the engine "
+            "samples from other weights than those that are trained"
         )
     if skipped := numbers.get("learner/skipped", 0.0):
         were = "update was" if skipped == 1 else "updates were"
