@@ -390,6 +390,6 @@ async def test_a_character_that_is_cut_in_two_is_joined(store: Store, form: str)
         async with make_rig(store, [], routing=endpoint(server)) as rig:
             reading = await rig.ask(stream=True)
             [span] = await rig.spans()
-    assert reading.choices[0].content == "".join(halves)
+    assert reading.choices[0].content == "a🙂b"
     [kept] = genai_messages.output_messages_of(span.attributes)
     assert kept["content"] == "a🙂b"
