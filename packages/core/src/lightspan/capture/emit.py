@@ -313,7 +313,8 @@ def _input_attributes(value: Any) -> Attributes:
 def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
     """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
 
-    In production the outermost block is an attempt with `input` as its task.
+    In production the outermost block is an attempt with `input` as its task. An input that is not
+    JSON, or is longer than 262,144 characters, is no task.
     """
     return _Block(name, SpanKind.OPERATION, {**attributes, **_input_attributes(input)}, input)
 
