@@ -84,8 +84,7 @@ def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
 
 def emit_message(text: str, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
     """Attach a line of text to the attempt, for the people who inspect the attempt."""
-    fields = {**attributes, c.MESSAGE_BODY: text}
-    return _emit("lightspan.message", SpanKind.MESSAGE, fields)
+    return _emit("lightspan.message", SpanKind.MESSAGE, {**attributes, c.MESSAGE_BODY: text})
 
 
 def emit_object(value: Any, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
@@ -316,7 +315,8 @@ def _input_attributes(value: Any) -> Attributes:
 def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
     """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
 
-    In production the outermost block is an attempt with `input` as its task.
+    In production the outermost block is an attempt with `input` as its task. An input that is not
+    JSON, or is longer than 262,144 characters, is no task.
 
     Raises:
         TypeError: `name` is a function, as in `@lightspan.operation` without a name.
