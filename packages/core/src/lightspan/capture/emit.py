@@ -50,14 +50,14 @@ def emit_reward(
     Args:
         value: a number, a bool (True is 1.0), or a mapping of names to numbers; None emits nothing.
         primary: name of the number that is the reward's value. None for the name `"reward"`, or for
-            the first name if there is no `"reward"`.
+            the only name.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
         attributes: further attributes of the reward's span; empty for none.
 
     Raises:
-        RewardError: the value is text or another type that is no reward, or both `call` and `span`
-            are given.
+        RewardError: the value is text or another type that is no reward, or a mapping in which
+            `primary` names no number; or both `call` and `span` are given.
     """
     if call is not None and span is not None:
         raise RewardError("emit_reward takes call= or span=, not both")
