@@ -114,6 +114,9 @@ class AlertMonitor:
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
 
 
+PAGE: Final = "docs/troubleshooting.md"
+"""The page that explains the warnings."""
+
 _monitors: dict[Path, AlertMonitor] = {}
 """Folder of a run → its monitor, while it trains."""
 
@@ -138,7 +141,8 @@ def print_alerts(event: RunEvent) -> list[str]:
     # of a run that was resumed, earlier steps were reported before
     train = [line for line in new if line["kind"] == "train" and line["step"] == event.step]
     notes = [text for line in train for text in update_notes(line)]
-    return notes + [f"warning: {alert.text}" for alert in alerts if alert.step == event.step]
+    new_alerts = [alert for alert in alerts if alert.step == event.step]
+    return notes + [f"warning: {alert.text} ({PAGE})" for alert in new_alerts]
 
 
 # --- notes on one step, which are repeated ----------------------------------------------------
