@@ -330,6 +330,59 @@ def test_the_scale_includes_the_credit_of_failed_tries(estimator: Any, expected:
     assert sum(each.advantage for each in final) == pytest.approx(0)
 
 
+EQUAL = statistics.stdev([1, 1, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "credit", "expected"),
+    [
+        ("grpo", "terminal", [-1 / EQUAL, 0, 0]),
+        ("grpo", "discounted", [-0.75 / EQUAL, 0, 0.25 / EQUAL]),
+        ("grpo", "anchor", [-0.75 / EQUAL, 0, 0.25 / EQUAL]),
+        ("grpo", "at_grpo", [-1.5, 0, 0.5]),
+        ("grpo", "gigpo", [-1 / EQUAL, 0, 0]),
+        ("reinforce++", "terminal", [-1 / EQUAL, 0, 0]),
+        ("reinforce++_baseline", "terminal", [-2, 0, 0]),
+        ("dr_grpo", "terminal", [-1, 0, 0]),
+        ("dr_grpo", "discounted", [-0.75, 0, 0.25]),
+        ("rloo", "terminal", [-1, 0, 0]),
+        ("rloo", "discounted", [-1, 0, 1 / 3]),
+    ],
+)
+@pytest.mark.parametrize("unit", ["rollout", "agent"])
+def test_a_failed_try_is_punished_in_a_group_of_equal_rewards(
+    estimator: Any, credit: Any, unit: Any, expected: list[float]
+) -> None:
+    """Check the advantages of the failed try, of the one after it, and of other rollouts."""
+    episodes = [score_failure(retried(n, 1.0, 2 if n == 0 else 1), 0) for n in range(4)]
+    algorithm = LightningRL(MODEL, group_size=4, estimator=estimator, credit=credit, unit=unit)
+    batch = algorithm.build(episodes)
+    why = {key: each.advantage for key, each in batch.explanations.items()}
+    keys = [("at-g-0", "c0", 0), ("at-g-0", "c1", 0), ("at-g-3", "c0", 0)]
+    assert [why[key] for key in keys] == pytest.approx(expected)
+    assert "groups:identical" not in batch.counters
+    assert "zero:identical" not in batch.counters
+    assert "ro-g-0" in {row.rollout_id for row in batch.rows}
+
+
+def test_a_group_of_equal_rewards_with_a_failed_try_is_not_replaced() -> None:
+    tries = [score_failure(retried(n, 1.0, 2 if n == 0 else 1), 0) for n in range(2)]
+    equal = [replace(each, group_id="h", attempt_id=f"h{n}") for n, each in enumerate(tries)]
+    equal = [replace(each, failure_reward=None) for each in equal]
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=1, resample=1)
+    assert algorithm.replaced([*tries, *equal]) == {"h"}
+    assert algorithm.replaced([*equal, *tries]) == {"h"}
+    low = [score_failure(each, 1.0) for each in tries]  # no less than the reward
+    assert algorithm.replaced([*low, *equal]) == {"g"}
+
+
+def test_equal_rewards_have_no_advantage_by_rounding_beside_a_failed_try() -> None:
+    episodes = [score_failure(retried(n, 0.1 + n * 1e-11, 2 if n == 0 else 1), 0) for n in range(3)]
+    batch = LightningRL(MODEL, group_size=3).build(episodes)
+    assert [batch.explanations[f"at-g-{n}", "c0", 0].advantage for n in (1, 2)] == [0.0, 0.0]
+    assert {row.rollout_id for row in batch.rows} == {"ro-g-0"}
+
+
 def test_gigpo_does_not_give_a_failed_try_the_return_of_its_rollout() -> None:
     episodes = [score_failure(retried(n, float(n == 0), 2 if n == 0 else 1), 0) for n in range(2)]
     why = LightningRL(MODEL, group_size=2, credit="gigpo").build(episodes).explanations

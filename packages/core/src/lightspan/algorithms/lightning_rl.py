@@ -403,33 +403,32 @@ class LightningRL(LightningSettings, Algorithm):
         return episodes
 
     def _missing_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return how many more groups with different returns (total rewards) the step needs."""
-        rewards = self._returns(episodes)
-        varying = len(rewards) - len(advantages.groups_without_variance(rewards))
-        return max(0, self.tasks_per_step - varying)
+        """Return how many more groups that change the weights the step needs."""
+        count, flat = self._flat_groups(episodes)
+        return max(0, self.tasks_per_step - (count - len(flat)))
 
-    def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group id → total reward of each rollout.
+    def _flat_groups(self, episodes: Sequence[Episode]) -> tuple[int, list[str]]:
+        """Return the number of groups, and the ids of those that do not change the weights.
 
-        Automatic intermediate rewards (`air`) are included. None stands for a rollout that is
-        unfinished, damaged or unscored.
+        The returns (total rewards) of their rollouts, automatic intermediate rewards (`air`)
+        included, are all the same, as is the credit of any failed try.
         """
         coverages = self.coverages(episodes)
         added = bonuses(self.air, self.credit, episodes, coverages)
-        return group_rewards(episodes, coverages, added)
+        rewards, failed = group_rewards(episodes, coverages, added)
+        return len(rewards), list(advantages.groups_without_variance(rewards, failed))
 
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
         """Return the ids of the groups that `resample` replaces; empty without `resample`.
 
-        A group whose rollouts all have the same total reward does not change the weights, so
-        `resample` runs further groups. Each group beyond `tasks_per_step` replaces one group of
-        equal rewards, the earliest first.
+        A group whose rollouts all have the same total reward, without a failed try, does not change
+        the weights, so `resample` runs further groups. Each group beyond `tasks_per_step` replaces
+        one such group, the earliest first.
         """
         if not self.resample:
             return set()
-        rewards = self._returns(episodes)
-        surplus = max(0, len(rewards) - self.tasks_per_step)
-        return set(list(advantages.groups_without_variance(rewards))[:surplus])
+        count, flat = self._flat_groups(episodes)
+        return set(flat[: max(0, count - self.tasks_per_step)])
 
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None

@@ -264,8 +264,8 @@ def read_rewards(
         failure_reward: the option of the algorithm.
     """
     episodes = findings.episodes
-    rewards = group_rewards(episodes, findings.coverages)
-    flat = set(groups_without_variance(rewards))
+    rewards, failed = group_rewards(episodes, findings.coverages)
+    flat = set(groups_without_variance(rewards, failed))
     tasks = {episode.group_id: episode.task_id for episode in episodes}
     scored = _known(value for values in rewards.values() for value in values)
     return model.RewardReport(
