@@ -22,6 +22,7 @@ from lightspan import LightningRL, LoRA, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import Rejection
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
@@ -56,6 +57,24 @@ def test_transitions_are_what_the_learner_was_given(
             assert line["agent_path"] == "writer"
             assert line["mode"] == "train"
             assert line["temperature"] == 1.0
+
+
+@pytest.mark.parametrize("keeps_explanations", [False, True])
+def test_no_call_of_a_step_that_has_not_ended_was_trained(
+    one_step: tuple[Path, list[Row]], tmp_path: Path, keeps_explanations: bool
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(one_step[0], run)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if json.loads(line)["kind"] != "train"))
+    if not keeps_explanations:
+        shutil.rmtree(run / "explanations")
+    found = [row for row in exported(run, "transitions") if row["mode"] == "train"]
+    assert len(found) == 24
+    assert {(row["verdict"], row["reason"]) for row in found} == {
+        ("rejected", Rejection.UNUSED.text)
+    }
 
 
 def test_spans_are_those_of_the_store(one_step: tuple[Path, list[Row]]) -> None:

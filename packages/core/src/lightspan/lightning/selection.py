@@ -83,7 +83,7 @@ class Rejection(StrEnum):
     )
     UNUSED = (
         "unused",
-        "no update used it: its step was interrupted and repeated, or never came, "
+        "no update has used it: its step has not ended, or was interrupted and repeated, "
         "the batch left it out, or its step searched for prompts",
     )
 
