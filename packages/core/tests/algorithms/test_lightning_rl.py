@@ -7,6 +7,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import LightningRL
@@ -511,10 +512,56 @@ def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> 
         RolloutChecks(routing, print).check([episode("g", 0, 1.0)])
 
 
+BROKEN: dict[str, Any] = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+UNREACHED = (
+    "not reached yet, as no rollout ended well: no agent matches 'report'. Agents: 'writer'; "
+    "checked once one does. To check the names before any rollout, name all agents: fit(…, "
+    "agents=[…])"
+)
+
+
+def test_an_agent_that_no_rollout_reached_because_all_failed_is_awaited() -> None:
+    notes: list[str] = []
+    routing = LightningRL(MODEL, optimize=["writer", "report"]).routing()
+    checks = RolloutChecks(routing, notes.append)
+    failed = [episode("g", n, None, message="KeyError: 'log'", **BROKEN) for n in range(2)]
+    checks.check(failed)
+    assert notes == [
+        "100 % of the rollouts failed (mostly app_error; for example task g: KeyError: 'log')",
+        UNREACHED,
+    ]
+    assert not checks.agents_checked
+    with pytest.raises(UnknownAgentError) as raised:
+        checks.check([failed[0], episode("h", 0, 1.0)])
+    assert str(raised.value) == (
+        "no agent matches 'report'. Agents: 'writer'. 1 of 2 rollouts did not end well, and may "
+        "not have reached it: mend that first, or name all agents: fit(…, agents=[…])"
+    )
+    reached = replace(episode("h", 0, 1.0), calls=())
+    call = msgspec.structs.replace(episode("h", 0, 1.0).calls[0], agent_path="report")
+    checks.check([replace(reached, calls=(call,))])
+    assert checks.agents_checked
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL])
+def test_an_error_about_failures_names_the_agents_that_were_not_reached(mode: Mode) -> None:
+    checks = RolloutChecks(LightningRL(MODEL, optimize="report").routing(), lambda text: None)
+    lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}
+    episodes = [replace(each, mode=mode) for each in failing(1, "refused", **lost)]
+    with pytest.raises(RewardError) as raised:
+        checks.check(episodes)
+    assert str(raised.value).endswith(f"refused (pid 100). N{UNREACHED[1:]}")
+
+
 @pytest.mark.parametrize(
     ("failed", "said"),
     [
-        (2, "no model call was seen: all 2 rollouts failed, the first: app_error: boom"),
+        (
+            1,
+            "no model call was seen: 1 of 2 rollouts failed, the first: app_error: boom; in the "
+            "others the app made no model call through the OpenAI SDK in its own process, nor to "
+            "OPENAI_BASE_URL",
+        ),
         (
             0,
             "the app made no model call through the OpenAI SDK in its own process, nor to "

@@ -128,7 +128,8 @@ async def read_views(
     lines = run.metrics()
     complete = {line["step"] for line in lines if line["kind"] == "train"}
     # The capabilities of engine and learner are not stored; the steps count what they rejected.
-    supported = [r for r in _DECLARABLE if not any(line.get(f"calls/rejected:{r}") for line in lines)]
+    rejected = {key for line in lines for key, count in line.items() if count}
+    supported = [each for each in _DECLARABLE if f"calls/rejected:{each}" not in rejected]
     views = []
     for state, episode, step in zip(states, episodes, steps, strict=True):
         rollout = state.rollout

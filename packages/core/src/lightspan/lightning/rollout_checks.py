@@ -10,7 +10,13 @@ from typing import Final, NamedTuple
 
 from lightspan.errors import AppError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.selection import Coverage, Rejection, check_agents, sub_agent_patterns
+from lightspan.lightning.selection import (
+    Coverage,
+    Rejection,
+    check_agents,
+    sub_agent_patterns,
+    unknown_agents,
+)
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
@@ -40,6 +46,7 @@ WAY_OUT: Final = (
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
 """Advice on how to point any client at the attempt's endpoint."""
+_DECLARE: Final = "name all agents: fit(…, agents=[…])"
 
 
 class RolloutChecks:
@@ -78,9 +85,9 @@ class RolloutChecks:
             AppError: the app failed in the same way in all of the latest rollouts.
             RewardError: all of the latest rollouts were lost, or have no reward for the same
                 reason.
-            UnknownAgentError: in the first training batch, a pattern matches no agent that calls a
-                model; or in an evaluation before it, of `ENOUGH_TASKS` tasks or more, no pattern of
-                `optimize=` matches any agent.
+            UnknownAgentError: in the first training batch in which a rollout ended well, a pattern
+                matches no agent that calls a model; or in such an evaluation before it, of
+                `ENOUGH_TASKS` tasks or more, no pattern of `optimize=` matches any agent.
             UnsupportedError: in `ENOUGH_TASKS` tasks or in all tasks, the agents to train made no
                 call, or no call that can be trained (`check_trainable`).
         """
@@ -94,8 +101,11 @@ class RolloutChecks:
             self.agents_checked = check_patterns(
                 self._routing, self._declared, self._agents, self._callers, episodes
             )
+            if reason := self._why_unreached(episodes):
+                self._note(reason)
         is_val = len(episodes) >= ENOUGH_TASKS and all(e.mode is Mode.VAL for e in episodes)
-        if is_val and self._agents and not (self.agents_checked or self._declared):
+        is_unknown = not (self.agents_checked or self._declared or all(map(is_cut, episodes)))
+        if is_val and self._agents and is_unknown:
             selected = [rule.pattern for rule in self._routing.rules if rule.target.selected]
             if selected and selected == self._routing.unmatched(self._agents):
                 check_agents(self._routing, self._agents)
@@ -104,6 +114,9 @@ class RolloutChecks:
         if not self._calls_checked:
             self._calls_checked = self._trainable(episodes)
         self._check_alike(episodes)
+
+    def _why_unreached(self, episodes: Sequence[Episode]) -> str:
+        return why_unreached(self._routing, self._declared, self._agents, episodes)
 
     def _check_alike(self, episodes: Sequence[Episode]) -> None:
         """Raise an error if all of the latest rollouts failed in the same way.
@@ -131,11 +144,14 @@ class RolloutChecks:
         ):
             return
         advice = "" if is_early else ". If an answer can cause it, return a low reward for it"
+        advice = advice if is_app else ""
+        if not self.agents_checked and (reason := self._why_unreached(episodes)):
+            advice += f". {reason[0].upper()}{reason[1:]}"
         raise (AppError if is_app else RewardError)(
             f"the latest {plural(len(failed), 'rollout')}, of {plural(len(tasks), 'task')}, all "
             f"{'failed alike' if is_app else 'are unscored'} ({first.outcome}), so there is "
             f"nothing to learn from. The first, of task {first.task_id}: "
-            f"{_error_of(first)}{advice if is_app else ''}"
+            f"{_error_of(first)}{advice}"
         )
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
@@ -310,12 +326,22 @@ def check_patterns(
     Raises:
         UnknownAgentError: a pattern matches no agent. Or it matches only agents that leave all
             calls to their sub-agents. Or `declared` is None, and no agent that the pattern matches
-            has called a model.
+            has called a model. Not raised if `declared` is None and no episode ended well, because
+            its agents may act later.
     """
-    paths = declared or agents
-    if not paths and (routing.rules or routing.serves):
+    if not declared and all(map(is_cut, episodes)):
+        return False
+    if not (declared or agents) and (routing.rules or routing.serves):
         raise UnknownAgentError(why_no_call(episodes))
-    check_agents(routing, paths)
+    try:
+        check_agents(routing, declared or agents)
+    except UnknownAgentError as error:
+        if declared or not (cut := sum(map(is_cut, episodes))):
+            raise
+        raise UnknownAgentError(
+            f"{error}. {cut} of {plural(len(episodes), 'rollout')} did not end well, and may not "
+            f"have reached it: mend that first, or {_DECLARE}"
+        ) from None
     idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
     for rule in idle:
         # `*` is for the agents that no other pattern names
@@ -329,10 +355,28 @@ def check_patterns(
                 f"match. Name {' and '.join(map(repr, narrower))} in its place"
             )
     if declared is None and (reason := _why_idle(routing, callers, episodes)):
-        raise UnknownAgentError(
-            f"{reason}. If it acts in few rollouts, name all agents: fit(…, agents=[…])"
-        )
+        raise UnknownAgentError(f"{reason}. If it acts in few rollouts, {_DECLARE}")
     return not routing.unmatched(callers)
+
+
+def why_unreached(
+    routing: Routing,
+    declared: Collection[str] | None,
+    agents: Collection[str],
+    episodes: Sequence[Episode],
+) -> str:
+    """Return a message about patterns that match no agent seen, as no episode ended well.
+
+    Empty if `declared`, the paths of all agents, is known, if no agent was seen, if a rollout ended
+    well, or if every pattern of `optimize=` matches one of `agents`.
+    """
+    names = routing.unmatched(agents)
+    if declared or not agents or not names or not all(map(is_cut, episodes)):
+        return ""
+    return (
+        f"not reached yet, as no rollout ended well: {unknown_agents(names, sorted(agents))}; "
+        f"checked once one does. To check the names before any rollout, {_DECLARE}"
+    )
 
 
 def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Episode]) -> str:
@@ -342,7 +386,7 @@ def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Epi
     the reason.
     """
     patterns = routing.unmatched(callers)
-    if not patterns or not callers or _is_cut(episodes):
+    if not patterns or not callers or any(map(is_cut, episodes)):
         return ""
     return (
         f"no agent that {' or '.join(map(repr, patterns))} matches made a model call in the first "
@@ -351,9 +395,9 @@ def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Epi
     )
 
 
-def _is_cut(episodes: Sequence[Episode]) -> bool:
-    """Return whether a failure may have ended one of the episodes before its model calls."""
-    return any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
+def is_cut(episode: Episode) -> bool:
+    """Return whether a failure may have ended the episode before its model calls."""
+    return app_failed(episode) or not episode.finished or bool(episode.capture_errors)
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
@@ -415,7 +459,7 @@ def _check_called(episodes: Sequence[Episode]) -> bool:
             errors and none belongs to an evaluation.
     """
     is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
-    if is_evaluation or not episodes or callers_of(episodes) or _is_cut(episodes):
+    if is_evaluation or not episodes or callers_of(episodes) or any(map(is_cut, episodes)):
         return False
     raise UnsupportedError(why_no_call(episodes))
 

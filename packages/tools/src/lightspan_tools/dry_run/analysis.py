@@ -414,8 +414,18 @@ def _scaled(values: Iterable[int | None], scale: float) -> float | None:
 
 
 # --- warnings ---------------------------------------------------------------------------------
+def failure_warnings(rewards: model.RewardReport) -> Iterator[str]:
+    """Warn of rollouts that failed, were lost or are damaged."""
+    ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
+    for verb, count in ends.items():
+        if count > FAILURE_WARNING * rewards.rollouts:
+            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
+            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
+            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
+
+
 def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
-    """Warn of failed rollouts, missing rewards, and groups in which all rewards are equal.
+    """Warn of missing rewards, and of groups in which all rewards are equal.
 
     A group is the rollouts of one task.
 
@@ -423,12 +433,6 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
         rewards: rewards of the rollouts.
         trains: whether weights are trained. If not, rewards may be equal.
     """
-    ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
-    for verb, count in ends.items():
-        if count > FAILURE_WARNING * rewards.rollouts:
-            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
-            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
-            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
     if rewards.unscored:
         yield (
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
