@@ -88,7 +88,7 @@ class AttemptRun:
             raise
         calls = [] if self._scope is None else self._scope.recorder.lost_calls
         if calls and ending.status is not AttemptStatus.LOST:  # the app caught the error
-            text = f"the app went on without the answer to a model call: {calls[0][2]}"
+            text = f"the app went on without the answer to a model call {calls[0][2]}"
             ending = AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, text)
         if ending.outcome is Outcome.INFRASTRUCTURE and self._endpoint is not None:
             self._runner.await_gateway(self.claim.rollout.run_id, self._endpoint)
@@ -209,8 +209,11 @@ class AttemptRun:
             status_message=text_of(error),
             attributes=clean_attributes(exception_attributes(error)),
         )
+        calls = [each for each in scope.recorder.spans if each.kind is SpanKind.LLM]
+        failed = [each.attributes for each in calls if each.status is SpanStatus.ERROR]
         scope.recorder.add(span)
-        return classify(error, scope.gateway_url)
+        caller = str(failed[-1].get(c.AGENT_PATH, "")) if failed else ""
+        return classify(error, scope.gateway_url, caller)
 
     async def _call_async(self, scope: AttemptContext, inputs: Inputs) -> Any:
         with open_scope(scope):
