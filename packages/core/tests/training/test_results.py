@@ -132,7 +132,9 @@ def test_failures_count_and_the_mean_without_them_is_told() -> None:
     assert text.startswith("held-out reward: -0.25 -> -0.25 (n=2, ")
     assert text.endswith("; held out: failed 1 -> 1 (0.50 -> 0.50 without these)")
     nothing = Evaluation(step=0, rewards={"t0": 0.0}, failed=1, failures=["t0"], failure_reward=0.0)
-    assert nothing.text("reward").endswith("1 failed (nan without these)")
+    assert nothing.text("reward").endswith("1 failed (no other task)")
+    assert "mean_without_failures" not in nothing.metrics()
+    assert "failed 1 -> 1 (none -> 0.50 without these)" in result(nothing, last).summary()
 
 
 def test_the_mean_is_over_failed_attempts_too() -> None:

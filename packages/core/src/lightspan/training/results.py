@@ -148,8 +148,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         They are the mean reward with its interval, the number of the policies' calls, and the
         numbers of tasks that are unscored, failed or without a call of the policy.
         """
-        without = self.mean_without_failures if self._failures_counted else None
-        more = {"weights": self.weights, "mean_without_failures": without}
+        without = self.mean_without_failures if self._failures_counted else math.nan
+        others = None if math.isnan(without) else without
+        more = {"weights": self.weights, "mean_without_failures": others}
         more |= {"failed_scored": len(self.failures_scored) or None}
         more |= {"policy_calls": self.policy_calls, "silent": self.silent or None}
         counts = {"unscored": self.unscored, "failed": self.failed, **self.dimensions}
@@ -164,7 +165,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             split: name of the split of the tasks.
         """
         own = counted({"with a reward of their own; ": len(self.failures_scored)})
-        without = f" ({own}{self.mean_without_failures:.3f} without these)"
+        mean = self.mean_without_failures
+        others = "no other task" if math.isnan(mean) else f"{mean:.3f} without these"
+        without = f" ({own}{others})"
         shown = without if self._failures_counted else ""
         counts = counted({f"{k}{shown * (k == 'failed')}": n for k, n in self.counts.items()})
         counts = (f", {counts}" if counts else "") + named_means(self.dimensions)
@@ -326,6 +329,7 @@ def _problems(first: Evaluation, last: Evaluation) -> str:
     counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
     if first._failures_counted or last._failures_counted:
         means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
+        means = ["none" if mean == "nan" else mean for mean in means]
         counts["failed"] += f" ({' -> '.join(means)} without these)"
     shown = [text for name, text in counts.items() if before[name] or after[name]]
     return f"; held out: {', '.join(shown)}" if shown else ""
