@@ -137,8 +137,9 @@ class Session:
             self.reporter.line(f"stopped; {keeps}: go on with resume=True (--resume)")
         elif saved is not None and "resume=True" not in str(error):
             advice = "once that is mended, go on with resume=True (--resume)"
-            setting = "a changed setting (optimize=) needs another folder"
-            self.reporter.line(f"ended by an error; {keeps}: {advice}; {setting}")
+            if isinstance(error, ConfigError):
+                advice += "; a changed setting (optimize=) needs another folder"
+            self.reporter.line(f"ended by an error; {keeps}: {advice}")
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:

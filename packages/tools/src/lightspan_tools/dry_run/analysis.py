@@ -32,7 +32,7 @@ from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
-from lightspan.schema.records import Json, Outcome, task_id
+from lightspan.schema.records import Json, Outcome, fingerprint, task_id
 from lightspan.schema.routing import Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
@@ -108,6 +108,25 @@ def equal_tasks(tasks: Sequence[Json]) -> Iterator[str]:
     """Yield a warning if some training tasks of a search for prompts are equal."""
     if len({task_id(task) for task in tasks}) < len(tasks):
         yield "fit counts equal training tasks once while prompts are compared and shown"
+
+
+def shared_ids(tasks: Sequence[Json]) -> Iterator[str]:
+    """Yield a warning if some training tasks share an `id` and differ in content."""
+    first: dict[str, int] = {}
+    pairs: dict[str, tuple[int, int]] = {}
+    for place, task in enumerate(tasks):
+        name = task_id(task)
+        other = first.setdefault(name, place)
+        if fingerprint(task) != fingerprint(tasks[other]):
+            pairs.setdefault(name, (other, place))
+    if pairs:
+        (name, (one, two)), more = next(iter(pairs.items())), len(pairs) - 1
+        others = f" (likewise {plural(more, 'other id')})" if more else ""
+        yield (
+            f"train[{one}] and train[{two}] differ and have one id ({name})"
+            f"{others}: messages, inspect and export show them as one task; give each task an id "
+            "of its own"
+        )
 
 
 def _agent(

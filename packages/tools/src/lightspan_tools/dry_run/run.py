@@ -267,6 +267,7 @@ class DryRun:
             *analysis.failure_warnings(rewards),  # before what may follow from them
             *self._agent_warnings(findings, agents),
             *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
+            *analysis.shared_ids(self.tasks),
             *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
