@@ -550,7 +550,7 @@ def test_an_error_about_failures_names_the_agents_that_were_not_reached(mode: Mo
     episodes = [replace(each, mode=mode) for each in failing(1, "refused", **lost)]
     with pytest.raises(RewardError) as raised:
         checks.check(episodes)
-    assert str(raised.value).endswith(f"refused (pid 100). N{UNREACHED[1:]}")
+    assert str(raised.value).endswith(f"refused (pid 100); {UNREACHED}")
 
 
 @pytest.mark.parametrize(

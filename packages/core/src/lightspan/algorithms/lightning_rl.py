@@ -496,10 +496,9 @@ class LightningRL(LightningSettings, Algorithm):
         It runs rollouts, builds the batch, updates the weights by minibatches and publishes them.
         """
         episodes = await self.collect(trainer)
-        if not self._was_scored:
-            self._was_scored = check_scored(
-                episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
-            )
+        self._was_scored = self._was_scored or check_scored(
+            episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
+        )
         coverages = await reject_mismatches(trainer, self.coverages(episodes))
         self._was_computed = self._was_computed or check_computed(coverages)
         builder = self.prepare(episodes, trainer.versions, coverages)
@@ -507,9 +506,7 @@ class LightningRL(LightningSettings, Algorithm):
             batch = builder.finish()
         else:
             rows = builder.rows()
-            values: list[list[float]] = []
-            if rows:
-                values = await trainer.learn(partial(trainer.learner.values, rows))
+            values = await trainer.learn(partial(trainer.learner.values, rows)) if rows else []
             lam = self._critic_warmup.lambda_(self.critic)
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
@@ -527,9 +524,7 @@ class LightningRL(LightningSettings, Algorithm):
         The divisor is the mean number of trained tokens per rollout. Dr. GRPO needs one constant
         for the whole run.
         """
-        return (
-            self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
-        )
+        return (self.estimator, self.weight, self.token_constant) == ("dr_grpo", "token", None)
 
     @property
     def _token_constants(self) -> Mapping[str, float]:

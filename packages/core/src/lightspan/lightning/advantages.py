@@ -115,11 +115,7 @@ def grpo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[B
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
-
-    def rule(scored: list[float]) -> list[tuple[float, float]]:
-        return [(fmean(scored), spread([*scored, *failed]))] * len(scored)
-
-    return _fill(values, failed, rule)
+    return _fill(values, failed, lambda s: [(fmean(s), spread([*s, *failed]))] * len(s))
 
 
 def dr_grpo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[BaselineScale]:
@@ -151,10 +147,8 @@ def ppo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[Ba
     is used, because the critic gives the baseline. The deviation has ddof 1.
     """
     return [
-        statistics
-        if statistics.zero_reason is ZeroReason.UNSCORED
-        else msgspec.structs.replace(statistics, zero_reason=None)
-        for statistics in grpo(values, failed)
+        s if s.zero_reason is ZeroReason.UNSCORED else msgspec.structs.replace(s, zero_reason=None)
+        for s in grpo(values, failed)
     ]
 
 
@@ -320,10 +314,7 @@ def groups_without_variance(
         rewards: group id → total reward of each rollout; None for a rollout without reward.
         failed: group id → credits of failed tries; a group without any may be left out.
     """
-    reasons = {
-        group: _zero_reason(_scored(values), failed.get(group, ()))
-        for group, values in rewards.items()
-    }
+    reasons = {g: _zero_reason(_scored(rewards[g]), failed.get(g, ())) for g in rewards}
     return {group_id: reason for group_id, reason in reasons.items() if reason is not None}
 
 

@@ -70,10 +70,9 @@ def group_rewards(
     failed: dict[str, list[float]] = defaultdict(list)
     for episode, coverage in zip(episodes, coverages, strict=True):
         scored, group = episode.scored(coverage.step_rewards), episode.group_id
-        if not (episode.finished and not episode.capture_errors and scored):
-            returns[group].append(None)
-            continue
-        value = return_of(episode, coverage, bonuses.get(episode.attempt_id, 0.0))
+        value = None
+        if episode.finished and not episode.capture_errors and scored:
+            value = return_of(episode, coverage, bonuses.get(episode.attempt_id, 0.0))
+            failed[group] += failed_tries(episode, coverage, value).values()
         returns[group].append(value)
-        failed[group] += failed_tries(episode, coverage, value).values()
     return dict(returns), dict(failed)

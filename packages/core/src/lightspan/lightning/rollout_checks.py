@@ -101,11 +101,12 @@ class RolloutChecks:
             self.agents_checked = check_patterns(
                 self._routing, self._declared, self._agents, self._callers, episodes
             )
-            if reason := self._why_unreached(episodes):
-                self._note(reason)
+        is_unknown = not (self.agents_checked or self._declared)
+        unreached = why_unreached(self._routing, self._agents, episodes) if is_unknown else ""
+        if trained and unreached:
+            self._note(unreached)
         is_val = len(episodes) >= ENOUGH_TASKS and all(e.mode is Mode.VAL for e in episodes)
-        is_unknown = not (self.agents_checked or self._declared or all(map(is_cut, episodes)))
-        if is_val and self._agents and is_unknown:
+        if is_val and self._agents and is_unknown and not unreached:
             selected = [rule.pattern for rule in self._routing.rules if rule.target.selected]
             if selected and selected == self._routing.unmatched(self._agents):
                 check_agents(self._routing, self._agents)
@@ -113,13 +114,10 @@ class RolloutChecks:
             return  # a dry run reports untrainable calls and failures itself
         if not self._calls_checked:
             self._calls_checked = self._trainable(episodes)
-        self._check_alike(episodes)
+        self._check_alike(episodes, unreached)
 
-    def _why_unreached(self, episodes: Sequence[Episode]) -> str:
-        return why_unreached(self._routing, self._declared, self._agents, episodes)
-
-    def _check_alike(self, episodes: Sequence[Episode]) -> None:
-        """Raise an error if all of the latest rollouts failed in the same way.
+    def _check_alike(self, episodes: Sequence[Episode], unreached: str) -> None:
+        """Raise an error, with `unreached`, if all of the latest rollouts failed in the same way.
 
         The error comes later if a model had answered, or if rollouts succeeded before. Then the
         next answers or prompts may work, so more rollouts are awaited.
@@ -143,15 +141,13 @@ class RolloutChecks:
             is_early or is_enough or not first.finished
         ):
             return
-        advice = "" if is_early else ". If an answer can cause it, return a low reward for it"
-        advice = advice if is_app else ""
-        if not self.agents_checked and (reason := self._why_unreached(episodes)):
-            advice += f". {reason[0].upper()}{reason[1:]}"
+        can_answer = is_app and not is_early
+        advice = ". If an answer can cause it, return a low reward for it" if can_answer else ""
         raise (AppError if is_app else RewardError)(
             f"the latest {plural(len(failed), 'rollout')}, of {plural(len(tasks), 'task')}, all "
             f"{'failed alike' if is_app else 'are unscored'} ({first.outcome}), so there is "
             f"nothing to learn from. The first, of task {first.task_id}: "
-            f"{_error_of(first)}{advice}"
+            f"{_error_of(first)}{advice}{f'; {unreached}' if unreached else ''}"
         )
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
@@ -163,12 +159,11 @@ class RolloutChecks:
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
         """
-        callers = callers_of(episodes)
         try:
             if check_trainable(self._routing, episodes):
                 return True
             is_train = any(episode.mode is Mode.TRAIN for episode in episodes)
-            if is_train and (reason := _why_idle(self._routing, callers, episodes)):
+            if is_train and (reason := _why_idle(self._routing, callers_of(episodes), episodes)):
                 raise UnsupportedError(reason)
             return False
         except UnsupportedError as error:
@@ -333,15 +328,10 @@ def check_patterns(
         return False
     if not (declared or agents) and (routing.rules or routing.serves):
         raise UnknownAgentError(why_no_call(episodes))
-    try:
-        check_agents(routing, declared or agents)
-    except UnknownAgentError as error:
-        if declared or not (cut := sum(map(is_cut, episodes))):
-            raise
-        raise UnknownAgentError(
-            f"{error}. {cut} of {plural(len(episodes), 'rollout')} did not end well, and may not "
-            f"have reached it: mend that first, or {_DECLARE}"
-        ) from None
+    cut = 0 if declared else sum(map(is_cut, episodes))
+    hint = f". {cut} of {plural(len(episodes), 'rollout')} did not end well, and may not have "
+    hint += f"reached it: mend that first, or {_DECLARE}"
+    check_agents(routing, declared or agents, hint if cut else "")
     idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
     for rule in idle:
         # `*` is for the agents that no other pattern names
@@ -359,24 +349,16 @@ def check_patterns(
     return not routing.unmatched(callers)
 
 
-def why_unreached(
-    routing: Routing,
-    declared: Collection[str] | None,
-    agents: Collection[str],
-    episodes: Sequence[Episode],
-) -> str:
+def why_unreached(routing: Routing, agents: Collection[str], episodes: Sequence[Episode]) -> str:
     """Return a message about patterns that match no agent seen, as no episode ended well.
 
-    Empty if `declared`, the paths of all agents, is known, if no agent was seen, if a rollout ended
-    well, or if every pattern of `optimize=` matches one of `agents`.
+    Empty if no agent was seen, if a rollout ended well, or if every pattern of `optimize=` matches
+    one of `agents`.
     """
     names = routing.unmatched(agents)
-    if declared or not agents or not names or not all(map(is_cut, episodes)):
-        return ""
-    return (
-        f"not reached yet, as no rollout ended well: {unknown_agents(names, sorted(agents))}; "
-        f"checked once one does. To check the names before any rollout, {_DECLARE}"
-    )
+    why = f"not reached yet, as no rollout ended well: {unknown_agents(names, sorted(agents))}; "
+    why += f"checked once one does. To check the names before any rollout, {_DECLARE}"
+    return why if agents and names and all(map(is_cut, episodes)) else ""
 
 
 def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Episode]) -> str:
@@ -407,7 +389,8 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     no agent.
 
     Raises:
-        UnsupportedError: no call can be trained, for permanent reasons.
+        UnsupportedError: no call can be trained, for permanent reasons. Or no agent called a model,
+            although all rollouts have finished without errors and none belongs to an evaluation.
     """
     if not routing.serves:
         return True
@@ -421,7 +404,10 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
                 return True
             whys[call.agent_path, why] += 1
     if not whys:
-        return _check_called(episodes)
+        is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
+        if is_evaluation or not episodes or callers_of(episodes) or any(map(is_cut, episodes)):
+            return False
+        raise UnsupportedError(why_no_call(episodes))
     if any(why is None for _, why in whys):
         return False
     named = [
@@ -449,19 +435,6 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
             "and the torch learner, or ask for plain text"
         )
     return bool(rejections)
-
-
-def _check_called(episodes: Sequence[Episode]) -> bool:
-    """Raise an error if the app's model calls seem not to be recorded; else return False.
-
-    Raises:
-        UnsupportedError: no agent called a model, although all rollouts have finished without
-            errors and none belongs to an evaluation.
-    """
-    is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
-    if is_evaluation or not episodes or callers_of(episodes) or any(map(is_cut, episodes)):
-        return False
-    raise UnsupportedError(why_no_call(episodes))
 
 
 def why_never(call: Call, mode: Mode) -> str | None:

@@ -210,10 +210,9 @@ class AttemptRun:
             attributes=clean_attributes(exception_attributes(error)),
         )
         calls = [each for each in scope.recorder.spans if each.kind is SpanKind.LLM]
-        failed = [each.attributes for each in calls if each.status is SpanStatus.ERROR]
+        paths = [x.attributes.get(c.AGENT_PATH) for x in calls if x.status is SpanStatus.ERROR]
         scope.recorder.add(span)
-        caller = str(failed[-1].get(c.AGENT_PATH, "")) if failed else ""
-        return classify(error, scope.gateway_url, caller)
+        return classify(error, scope.gateway_url, str(paths[-1] if paths else ""))
 
     async def _call_async(self, scope: AttemptContext, inputs: Inputs) -> Any:
         with open_scope(scope):

@@ -165,9 +165,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             split: name of the split of the tasks.
         """
         own = counted({"with a reward of their own; ": len(self.failures_scored)})
-        mean = self.mean_without_failures
-        others = "no other task" if math.isnan(mean) else f"{mean:.3f} without these"
-        without = f" ({own}{others})"
+        others = f"{self.mean_without_failures:.3f} without these"
+        without = f" ({own}{others.replace('nan without these', 'no other task')})"
         shown = without if self._failures_counted else ""
         counts = counted({f"{k}{shown * (k == 'failed')}": n for k, n in self.counts.items()})
         counts = (f", {counts}" if counts else "") + named_means(self.dimensions)
@@ -328,8 +327,7 @@ def _problems(first: Evaluation, last: Evaluation) -> str:
     before, after = first.counts, last.counts
     counts = {name: f"{name} {before[name]} -> {after[name]}" for name in before}
     if first._failures_counted or last._failures_counted:
-        means = [f"{each.mean_without_failures:.2f}" for each in (first, last)]
-        means = ["none" if mean == "nan" else mean for mean in means]
-        counts["failed"] += f" ({' -> '.join(means)} without these)"
+        means = " -> ".join(f"{each.mean_without_failures:.2f}" for each in (first, last))
+        counts["failed"] += f" ({means.replace('nan', 'none')} without these)"
     shown = [text for name, text in counts.items() if before[name] or after[name]]
     return f"; held out: {', '.join(shown)}" if shown else ""

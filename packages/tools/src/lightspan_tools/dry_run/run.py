@@ -318,7 +318,7 @@ class DryRun:
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
             return
-        if reason := why_unreached(routing, self.agents, paths, episodes):
+        if not self.agents and (reason := why_unreached(routing, paths, episodes)):
             yield reason
             return
         idle = [agent.path for agent in agents if agent.policy is not None and not agent.calls]
