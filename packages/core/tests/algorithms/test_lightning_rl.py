@@ -534,8 +534,8 @@ def test_an_agent_that_no_rollout_reached_because_all_failed_is_awaited() -> Non
     with pytest.raises(UnknownAgentError) as raised:
         checks.check([failed[0], episode("h", 0, 1.0)])
     assert str(raised.value) == (
-        "no agent matches 'report'. Agents: 'writer'. 1 of 2 rollouts did not end well, and may "
-        "not have reached it: mend that first, or name all agents: fit(…, agents=[…])"
+        "no agent matches 'report'. Agents: 'writer'. 1 of 2 rollouts did not end well: "
+        "mend that first, or name all agents: fit(…, agents=[…])"
     )
     reached = replace(episode("h", 0, 1.0), calls=())
     call = msgspec.structs.replace(episode("h", 0, 1.0).calls[0], agent_path="report")

@@ -266,9 +266,9 @@ async def test_a_lost_attempt_names_the_endpoint_and_the_agent(
             await finished(store)
     [attempt] = await store.attempts(["ro-0"])
     where = (
-        f"the gateway of the training, {gateway.origin}/v1/chat/completions"
+        f"the training's gateway, {gateway.origin}/v1/chat/completions"
         if is_gateway
-        else "the app's own endpoint, http://127.0.0.1:9/v1/chat/completions"
+        else "the app's endpoint, http://127.0.0.1:9/v1/chat/completions"
     )
     assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
     assert attempt.message.endswith(f" ({where}, called by desk/writer)")

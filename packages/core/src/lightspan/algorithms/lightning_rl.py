@@ -397,15 +397,11 @@ class LightningRL(LightningSettings, Algorithm):
             return episodes
         episodes = await trainer.rollouts(trainer.next_tasks(self.tasks_per_step), self.group_size)
         for _ in range(self.resample):
-            if not (missing := self._missing_groups(episodes)):
+            count, flat = self._flat_groups(episodes)
+            if (missing := self.tasks_per_step - count + len(flat)) <= 0:
                 return episodes
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
         return episodes
-
-    def _missing_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return how many more groups that change the weights the step needs."""
-        count, flat = self._flat_groups(episodes)
-        return max(0, self.tasks_per_step - (count - len(flat)))
 
     def _flat_groups(self, episodes: Sequence[Episode]) -> tuple[int, list[str]]:
         """Return the number of groups, and the ids of those that do not change the weights.
@@ -425,9 +421,7 @@ class LightningRL(LightningSettings, Algorithm):
         the weights, so `resample` runs further groups. Each group beyond `tasks_per_step` replaces
         one such group, the earliest first.
         """
-        if not self.resample:
-            return set()
-        count, flat = self._flat_groups(episodes)
+        count, flat = self._flat_groups(episodes) if self.resample else (0, [])
         return set(flat[: max(0, count - self.tasks_per_step)])
 
     def build(

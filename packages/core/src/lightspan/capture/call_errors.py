@@ -73,7 +73,6 @@ def describe_request(error: BaseException, gateway_url: str | None, caller: str)
     request = error.request  # type: ignore[attr-defined]
     parts = urlsplit(str(request.url))  # keys may be in its query, or before the host
     url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    is_gateway = gateway_url is not None and url.startswith(f"{gateway_url}/")
     agent = unquote(str(request.headers.get(HEADER_AGENT, ""))) or caller
-    whose = "the gateway of the training" if is_gateway else "the app's own endpoint"
+    whose = "the training's gateway" if url.startswith(f"{gateway_url}/") else "the app's endpoint"
     return f"{whose}, {url}{f', called by {agent}' if agent else ''}"

@@ -84,8 +84,7 @@ def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
 
 def emit_message(text: str, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
     """Attach a line of text to the attempt, for the people who inspect the attempt."""
-    fields = {**attributes, c.MESSAGE_BODY: text}
-    return _emit("lightspan.message", SpanKind.MESSAGE, fields)
+    return _emit("lightspan.message", SpanKind.MESSAGE, {**attributes, c.MESSAGE_BODY: text})
 
 
 def emit_object(value: Any, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:

@@ -248,9 +248,8 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
 _Rule = Callable[[Sequence[float | None], Sequence[float]], list[BaselineScale]]
 
 
-def _compare(rule: _Rule, observations: Sequence[Observation]) -> list[BaselineScale]:
-    failed = [o.failed for o in observations if o.failed is not None]
-    return rule([o.value for o in observations], failed)
+def _compare(rule: _Rule, group: Sequence[Observation]) -> list[BaselineScale]:
+    return rule([o.value for o in group], [o.failed for o in group if o.failed is not None])
 
 
 def _apply(

@@ -44,10 +44,9 @@ def failed_tries(episode: Episode, coverage: Coverage, value: float) -> dict[Cal
         coverage: status of the episode's calls.
         value: return (total reward) of the rollout.
     """
-    if episode.failure_reward is None:
-        return {}
-    keys = (call.key for call in coverage.turns.calls if call.key in episode.retried)
-    return dict.fromkeys(keys, min(value, episode.failure_reward))
+    limit, calls = episode.failure_reward, coverage.turns.calls
+    keys = () if limit is None else [call.key for call in calls if call.key in episode.retried]
+    return dict.fromkeys(keys, min(value, limit or 0.0))
 
 
 def group_rewards(

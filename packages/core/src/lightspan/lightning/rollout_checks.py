@@ -329,11 +329,9 @@ def check_patterns(
     if not (declared or agents) and (routing.rules or routing.serves):
         raise UnknownAgentError(why_no_call(episodes))
     cut = 0 if declared else sum(map(is_cut, episodes))
-    hint = f". {cut} of {plural(len(episodes), 'rollout')} did not end well, and may not have "
-    hint += f"reached it: mend that first, or {_DECLARE}"
+    hint = f". {cut} of {len(episodes)} rollouts did not end well: mend that first, or {_DECLARE}"
     check_agents(routing, declared or agents, hint if cut else "")
-    idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
-    for rule in idle:
+    for rule in (each for each in routing.rules if not any(map(each.matches, callers))):
         # `*` is for the agents that no other pattern names
         others = [r for r in routing.rules if r is not rule and r.pattern.strip("*")]
         inside = [path for path in callers if not any(other.matches(path) for other in others)]

@@ -141,8 +141,7 @@ class AttemptRun:
 
     def _schedule_abandonment(self, ending: AttemptResult) -> None:
         """Report `ending` after the grace period, if the cancelled app still runs then."""
-        grace_s = self._runner.config.grace_s
-        asyncio.get_running_loop().call_later(grace_s, self._abandon, ending)
+        asyncio.get_running_loop().call_later(self._runner.config.grace_s, self._abandon, ending)
 
     def _abandon(self, ending: AttemptResult) -> None:
         if self.task is None or self.task.done() or self.ending is not None:
