@@ -86,7 +86,7 @@ def test_a_store_behind_http(
     assert " 0.75 " in said
 
 
-@pytest.mark.parametrize("page", ["postgresql", "store-over-http"])
+@pytest.mark.parametrize("page", ["postgresql", "store-over-http", "ray"])
 def test_the_programs_of_the_pages(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that the programs are valid up to the training itself."""
     called: list[Trainer] = []
