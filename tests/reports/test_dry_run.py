@@ -212,8 +212,8 @@ def test_calls_that_no_agent_made_beside_those_of_agents(
     assert [(agent.path, agent.calls) for agent in report.agents] == [("app", 4), ("writer", 4)]
     assert report.warnings[-1] == (
         "4 of 8 calls were made outside every agent (their path is `app`): if one is an agent's, "
-        'name it by `with lightspan.agent("name"):` around the call, or as the README of your '
-        "framework's adapter says"
+        'name it by `with lightspan.agent("name"):` around the call, or as your '
+        "framework's page in docs/guides says"
     )
 
 

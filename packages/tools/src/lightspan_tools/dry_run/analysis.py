@@ -522,7 +522,7 @@ def other_warnings(
         yield (
             f"{unnamed} of {total} calls were made outside every agent (their path is "
             f'`{UNNAMED_AGENT}`): if one is an agent\'s, name it by `with lightspan.agent("name"):`'
-            " around the call, or as the README of your framework's adapter says"
+            " around the call, or as your framework's page in docs/guides says"
         )
     if rows is not None and rows.broken:
         causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)
