@@ -1,4 +1,7 @@
-"""Follow docs/tutorials/prompts.md: write every file and run every command."""
+"""Follow the pages on prompts in one folder: write every file and run every command.
+
+The guides import the files of the tutorial.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from lightspan_testing.tiny import tiny_model
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(400)]
 
+PAGES = ("tutorials/prompts.md", "guides/prompts.md", "guides/learned-prompts.md")
 RULES = "bill: accounts. password: support. parcel: shipping. Answer with the desk alone."
 
 
@@ -43,13 +47,15 @@ SMALLER = {
 """Replacements that make the page's training of weights shorter."""
 
 
-def test_the_page(tmp_path: Path) -> None:
+def test_the_pages(tmp_path: Path) -> None:
     tiny_model(tmp_path / "tiny", seed=0)
     with ScriptedServer(says) as server:
         replace = {"https://api.openai.com/v1": server.url, **SMALLER}
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
-        followed = Follower(tmp_path, replace, **environment).follow("tutorials/prompts.md")
-    learned, inspected, beam, both, by_agent, answered = followed.printed.values()
+        followed = Follower(tmp_path, replace, **environment)
+        for page in PAGES:
+            followed.follow(page)
+    learned, inspected, by_agent, beam, both, answered = followed.printed.values()
     assert "runs/both/model\n" in both
     assert "held-out reward: 0.00 -> " in both  # a random model knows no desk
     assert "held-out reward: 0.00 -> 1.00 (" in beam
