@@ -115,13 +115,18 @@ def test_an_engine_that_cannot_change_its_weights_under_calls_is_refused() -> No
         LightningRL("model", overlap=1).check(engine, LearnerCapabilities())
 
 
-def test_dropout_is_refused() -> None:
-    """Check that dropout is refused, because it draws from the random state that sampling uses."""
-    options: Any = {"optimize": {"a": Policy(lora=LoRA(rank=4, dropout=0.3))}}
-    engine, learner = EngineCapabilities(exact_tokens=True), LearnerCapabilities()
-    LightningRL("model", **options).check(engine, learner)
-    with pytest.raises(UnsupportedError, match=r"overlap=2 with LoRA\(dropout=0\.3\): .* state"):
-        LightningRL("model", overlap=2, **options).check(engine, learner)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora": LoRA(rank=4, dropout=0.3)},
+        {"optimize": {"a": Policy(lora=LoRA(rank=4, dropout=0.3)), "b": "other"}},
+    ],
+    ids=["all", "one policy"],
+)
+def test_dropout_is_refused(options: dict[str, Any]) -> None:
+    """With dropout, the ratio of an update's first step would not be 1."""
+    with pytest.raises(ConfigError, match=r"LoRA\(dropout=0\.3\): .* use dropout=0"):
+        LightningRL("model", **options)
 
 
 @pytest.mark.parametrize(

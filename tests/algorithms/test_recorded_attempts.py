@@ -27,7 +27,7 @@ from lightspan.production.store_writer import (
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Json, Outcome
 from lightspan.schema.spans import Attributes, Span, SpanKind
-from lightspan.stores import open_store
+from lightspan.stores import open_store, public_url
 from lightspan.training.data import tasks_from_store
 from lightspan_testing.strategies import make_reward_span, make_span
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
@@ -167,11 +167,19 @@ def test_what_is_no_reward(url: str, reward: Any) -> None:
         lightspan.feedback(at(1), reward, store=url)
 
 
-@pytest.mark.parametrize("wrong", ["", "at-1", call_id(1, 7), "chatcmpl-nobody"])
+@pytest.mark.parametrize("wrong", ["123456", call_id(1, 7), "chatcmpl-nobody"])
 def test_an_id_that_nobody_has(url: str, wrong: str) -> None:
     write(url, attempt(1, call(1)))
     with pytest.raises(NotFoundError, match="no attempt, call or response"):
         lightspan.feedback(wrong, 0.5, store=url)
+
+
+@pytest.mark.parametrize("short", ["", "at-1", at(1)[-5:]])
+def test_an_id_of_few_characters(url: str, short: str) -> None:
+    write(url, attempt(1, call(1)))
+    message = f"^{short!r} is too short: give 6 characters of an attempt's id$"
+    with pytest.raises(NotFoundError, match=message):
+        lightspan.feedback(short, 0.5, store=url)
 
 
 def test_feedback_without_a_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +323,7 @@ def test_what_is_no_least_reward(url: str, wrong: Any) -> None:
 
 
 # --- tasks ----------------------------------------------------------------------------------
-def test_tasks_are_the_inputs_once_each(url: str) -> None:
+def test_tasks_are_the_inputs_once_each(url: str, caplog: pytest.LogCaptureFixture) -> None:
     write(
         url,
         attempt(1, call(1), task={"q": "one"}),
@@ -326,9 +334,12 @@ def test_tasks_are_the_inputs_once_each(url: str) -> None:
     lightspan.feedback(at(2), 0.1, store=url)
     lightspan.feedback(at(3), 0.9, store=url)
     assert tasks_from_store(url) == [{"q": "one"}, {"q": "two"}]
+    command = f"lightspan inspect {public_url(url)} ID"
+    assert caplog.messages == [f"lightspan: 1 of 4 attempts are no tasks: `{command}` shows why"]
     assert tasks_from_store(url, distinct=False) == [{"q": "one"}, {"q": "two"}, {"q": "one"}]
     assert tasks_from_store(url, min_reward=0.5) == [{"q": "one"}]
     assert tasks_from_store(url, max_reward=0.5) == [{"q": "two"}]
+    assert len(caplog.messages) == 2  # the attempt without an input has no reward
     with pytest.raises(DataError, match="no such attempt"):
         tasks_from_store(url, service="nobody")
 
@@ -366,8 +377,6 @@ def test_feedback_by_a_short_id(url: str, part: str) -> None:
     assert lightspan.feedback(part, 1.0, store=url) == Rated(at(7), None)
     with pytest.raises(NotFoundError, match=r"stands for 2 attempts: at-0+8, at-0+7"):
         lightspan.feedback(at(7)[:9], 1.0, store=url)
-    with pytest.raises(NotFoundError, match="has no attempt"):
-        lightspan.feedback("7", 1.0, store=url)
 
 
 def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:

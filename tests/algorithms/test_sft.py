@@ -231,6 +231,58 @@ def test_all_turns_are_imitated_as_if_each_were_a_chat(
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+WEIGHTED = [
+    {"role": "user", "content": "capital?"},
+    {"role": "assistant", "content": "Oslo", "weight": 0},
+    *TURNS[2:],
+    {"role": "user", "content": "sound?"},
+    {"role": "assistant", "content": "loud", "weight": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "alike", "left_out"),
+    [
+        (WEIGHTED, WEIGHTED[1:], {"with weight 0": 1}),
+        ([*WEIGHTED, *WEIGHTED[:2]], WEIGHTED[1:], {"with weight 0": 2}),
+        ([TURNS[0], {"role": "assistant", "content": ""}, *TURNS], TURNS, {"without an answer": 1}),
+    ],
+    ids=["the first", "the last", "empty"],
+)
+def test_answers_of_weight_0_and_empty_ones_are_left_out(
+    messages: list[Any],
+    alike: list[Any],
+    left_out: dict[str, int],
+    tiny: Path,
+    tmp_path: Path,
+    updates: list[list[Row]],
+) -> None:
+    """Check that the same tokens are imitated as in a chat where such an answer has no prompt."""
+    sft = SFT(tiny, turns="all")
+    result = sft.fit([{"messages": messages}], tmp_path / "model", reporter=QUIET)
+    assert (result.demonstrations, result.left_out) == (1, left_out)
+    sft.fit([alike], tmp_path / "alike", reporter=QUIET)
+    [[row], [expected]] = updates
+    assert _imitated(row) == _imitated(expected)
+
+
+def _imitated(row: Row) -> list[int]:
+    return [token for token, is_imitated in zip(row.ids, row.mask, strict=True) if is_imitated]
+
+
+@pytest.mark.parametrize("content", ["", None, []])
+def test_a_last_answer_that_is_empty_or_of_weight_0_leaves_the_chat_out(
+    content: Any, tiny: Path, tmp_path: Path
+) -> None:
+    empty = [TURNS[0], {"role": "assistant", "content": content}]
+    zero = [*TURNS, TURNS[0], {"role": "assistant", "content": "Oslo", "weight": 0}]
+    result = SFT(tiny).fit([empty, TURNS, zero], tmp_path / "model", reporter=QUIET)
+    assert result.demonstrations == 1
+    assert result.left_out == {"without an answer": 1, "with weight 0": 1}
+    with pytest.raises(DataError, match="left out: 1 without an answer"):
+        SFT(tiny).fit([empty], tmp_path / "none", reporter=QUIET)
+
+
 def test_earlier_answers_count_in_full_beside_the_prompts_weight(
     tiny: Path, tmp_path: Path, updates: list[list[Row]]
 ) -> None:
@@ -352,6 +404,11 @@ def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
     [
         ({"messages": []}, r"demonstrations\[1\] must end with a message of the assistant"),
         ([{"role": "assistant", "content": "a"}], r"\[1\] answers nothing: a message has to come"),
+        (
+            [TURNS[0], {**TURNS[1], "weight": 0.5}],
+            r"\[1\]: messages\[1\] has the weight 0.5; an answer .* may have 0 \(left out\) or 1",
+        ),
+        ([{**TURNS[0], "weight": 1}, TURNS[1]], r"\[1\]: messages\[0\] has the weight 1; .* none"),
         ({"question": "a"}, r'demonstrations\[1\] must be \{"messages": \[…\]\}, not'),
         (Demonstration(prompt_ids=[], response_ids=[1]), r"\[1\] needs a prompt and an answer"),
         (
@@ -375,15 +432,18 @@ def test_what_the_model_cannot_read_is_left_out(tiny: Path, tmp_path: Path) -> N
         CHATS[0],
         Demonstration(prompt_ids=[1] * 512, response_ids=[2]),
         [{"role": "user", "content": image}, {"role": "assistant", "content": "A cat."}],
+        [{"role": "user", "content": "\ud83e"}, {"role": "assistant", "content": "!"}],
         [{"role": "zebra", "content": "?"}, {"role": "assistant", "content": "!"}],
     ]
     reporter = Lines()
     result = SFT(tiny).fit(chats, tmp_path / "model", reporter=reporter)
-    assert (result.demonstrations, result.left_out) == (1, {"not for this model": 3})
-    assert "1 of 4 demonstrations; left out: 3 not for this model" in reporter.lines[0]
+    assert (result.demonstrations, result.left_out) == (1, {"not for this model": 4})
+    assert "1 of 5 demonstrations; left out: 4 not for this model" in reporter.lines[0]
     assert "zebra" in reporter.lines[0]
     with pytest.raises(DataError, match=r"no demonstration to imitate.*has 513 tokens.*holds 512"):
         SFT(tiny).fit(chats[1:2], tmp_path / "none", reporter=QUIET)
+    with pytest.raises(DataError, match=r"half of a surrogate pair, '\\ud83e', .* remove the half"):
+        SFT(tiny).fit(chats[3:4], tmp_path / "none", reporter=QUIET)
 
 
 class Role(str, enum.Enum):  # noqa: UP042

@@ -1,4 +1,8 @@
-"""Follow docs/start/your-own-app.md: write every file and run every command."""
+"""Follow docs/start/your-own-app.md: write every file and run every command.
+
+Check the output on docs/guides/read-output.md, and the programs on docs/guides/resume.md and
+docs/guides/best-step.md, which go on from there.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,19 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from pages import TRAIN, Follower, gain_low, printed  # type: ignore[import-not-found]
+from pages import (  # type: ignore[import-not-found]
+    TRAIN,
+    Follower,
+    blocks,
+    gain_low,
+    printed,
+)
 from pyarrow import parquet
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
+
+STEPS = "steps=2, validate_every=1"
+"""Instead of the steps on docs/guides/best-step.md, which take minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +65,59 @@ def test_what_it_leaves(followed: Follower) -> None:
     trained = [row for row in kept if row["verdict"] == "trained"]
     assert len(trained) == 10 * 8 * 8
     assert {row["agent"] for row in trained} == {"headline"}
+
+
+def test_the_output_is_explained_as_it_is(followed: Follower) -> None:
+    """Check the output on docs/guides/read-output.md, line by line, except numbers and ids."""
+    rollout, call = trained_call(followed)
+    texts = [text for _, _, text in blocks("guides/read-output.md") if text.startswith("$ ")]
+    assert len(texts) == 5
+    for text in texts:
+        command, *explained = text.splitlines()
+        words = command.removeprefix("$ ").split()
+        if words[1] == "inspect" and not words[3].startswith("-"):
+            words[3:] = [rollout, call][: len(words) - 3]
+        command = " ".join(words)
+        real = followed.printed.get(command) or shown(followed, command)
+        missing = lines_of("\n".join(explained)) - lines_of(real)
+        assert not missing, f"{command}:\n{real}"
+
+
+def trained_call(followed: Follower) -> tuple[str, str]:
+    """Return the ids of a rollout and of its call that has an advantage."""
+    listed = shown(followed, "lightspan inspect runs/newsroom --limit 0")
+    for rollout in re.findall(r"^(\S+) +train ", listed, re.MULTILINE):
+        text = shown(followed, f"lightspan inspect runs/newsroom {rollout}")
+        if "grpo over" in text:
+            return rollout, re.findall(r"^  (call-\w+)/0 headline: trained", text, re.MULTILINE)[0]
+    raise AssertionError(listed)
+
+
+def shown(followed: Follower, command: str) -> str:
+    done = followed.shell(command)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def lines_of(text: str) -> set[str]:
+    """Return the distinct lines of a text without what differs from run to run.
+
+    Numbers, ids and paths become `#`. Rewards of single tasks and answers of the model are left
+    out.
+    """
+    kept = [line for line in text.splitlines() if not re.match(r"  [0-9a-f]{16} |.*\ufffd", line)]
+    numbered = [re.sub(r"\S*[\d/]\S*", "#", line).replace("GiB", "MiB") for line in kept]
+    return {re.sub(r"#( #)+", "#", " ".join(line.split())) for line in numbered}
+
+
+def test_the_programs_of_other_pages(followed: Follower) -> None:
+    """Resume the complete run, and construct the trainer that keeps the best step."""
+    [resumable] = [text for _, name, text in blocks("guides/resume.md") if name]
+    followed.write("resumable.py", resumable)
+    said = shown(followed, "python resumable.py")
+    assert said.startswith("runs/newsroom is complete: nothing is left to train\nheld-out reward: ")
+    [longer] = [text for _, name, text in blocks("guides/best-step.md") if name]
+    followed.write("longer.py", longer.replace("steps=200, validate_every=10", STEPS))
+    said = shown(followed, "python longer.py")
+    assert re.search(r"step \d is kept: .*, the highest of 3, so by luck too", said)
+    assert re.search(r"held-out reward: .*, keeping step \d$", said.strip())

@@ -1,7 +1,7 @@
 """Frameworks × scenarios: which of them are tested, and why the others are not.
 
 The test files take their scenarios from here. Run this file to print the table of
-docs/guides/opentelemetry.md. No framework is imported.
+docs/reference/versions.md. No framework is imported.
 """
 
 from __future__ import annotations
@@ -121,19 +121,21 @@ def covers(row: Row) -> Mapping[str, bool]:
     }
 
 
-def versions(name: str) -> str:
-    """Return the oldest and the latest tested version; only the latest if no session has the
-    oldest.
+def pins(name: str, age: str) -> Mapping[str, str]:
+    """Return distribution → version in the constraints of a framework.
+
+    Args:
+        name: name in `otel.instrument`.
+        age: `oldest` or `latest`.
     """
-    distribution = DISTRIBUTIONS[name]
-    found = []
-    for age in ("oldest", "latest"):
-        path = ROOT / "constraints" / f"{name.replace('-', '_')}-{age}.txt"
-        if path.exists():
-            pinned = re.findall(rf"^{distribution}==(.+)$", path.read_text(), re.MULTILINE)
-            sdk = re.findall(r"^openai==(.+)$", path.read_text(), re.MULTILINE)
-            found.append(f"{pinned[0]} (openai {sdk[0]})")
-    return ", ".join(found)
+    path = ROOT / "constraints" / f"{name.replace('-', '_')}-{age}.txt"
+    return dict(re.findall(r"^([\w.-]+)==(.+)$", path.read_text(), re.MULTILINE))
+
+
+def versions(name: str) -> str:
+    """Return the oldest and the latest tested version."""
+    tested = [pins(name, age) for age in ("oldest", "latest")]
+    return ", ".join(f"{each[DISTRIBUTIONS[name]]} (openai {each['openai']})" for each in tested)
 
 
 DISTRIBUTIONS: Final[Mapping[str, str]] = {
@@ -146,6 +148,26 @@ DISTRIBUTIONS: Final[Mapping[str, str]] = {
     "llama-index": "llama-index-core",
     "dspy": "dspy",
 }
+
+
+COMPANIONS: Final[Mapping[str, Sequence[str]]] = {
+    "smolagents": ["openinference-instrumentation-smolagents"],
+    "agent-framework": ["agent-framework-openai", "agent-framework-orchestrations"],
+    "google-adk": ["litellm"],
+    "agno": ["openinference-instrumentation-agno"],
+    "llama-index": ["llama-index-llms-openai"],
+    "dspy": ["litellm"],
+}
+"""Further distributions that the app needs, whose versions its page names."""
+
+
+def page_table(name: str) -> str:
+    """Return the table of versions on a framework's own page."""
+    oldest, latest = (pins(name, age) for age in ("oldest", "latest"))
+    shown = [DISTRIBUTIONS[name], *COMPANIONS.get(name, ()), "openai"]
+    rows = [f"| `{each}` | {oldest.get(each, '')} | {latest[each]} |" for each in shown]
+    lines = ["| package | oldest tested | newest tested |", "|---|---|---|", *rows]
+    return "\n".join(lines).replace("|  |", "| |")
 
 
 def table() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from lightspan.capture.patch import Patch
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
 from tests.frameworks.builder import AppBuilder, client
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
 
 agent_framework = pytest.importorskip("agent_framework")
@@ -123,6 +125,10 @@ class TestResponses(TestAgentFramework, responses=True):
     """Run the same tests with the Responses API."""
 
     kind: Any = OpenAIChatClient
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page("agent-framework", tmp_path, [calls("ask_expert", task="6 x 7"), "42", "42 euros."])
 
 
 pytest_generate_tests = columns

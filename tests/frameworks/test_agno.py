@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import LOOK, App, Model, instructions, look
 from tests.frameworks.builder import AppBuilder, client
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
 
 agno = pytest.importorskip("agno")
@@ -108,6 +110,11 @@ class TestResponses(TestAgno, responses=True):
     """Run the same tests with the Responses API."""
 
     kind: Any = OpenAIResponses
+
+
+def test_the_page(tmp_path: Path) -> None:
+    asks = calls("delegate_task_to_member", member_id="expert", task="6 x 7")
+    check_page("agno", tmp_path, [asks, "42", "42 euros."])
 
 
 pytest_generate_tests = columns

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import inspect
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
 from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import ScriptedServer
+from tests.frameworks.framework_pages import check_page
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 dspy = pytest.importorskip("dspy")
@@ -372,6 +374,10 @@ def test_litellm_asks_the_responses_api_past_it(mode: str) -> None:
     calls, past, url = input_messages_of("openai/responses", mode)
     assert calls == []
     assert past == [["writer", "litellm", "m", f"{url}/responses", 1]]
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page("dspy", tmp_path, [said(price="42"), said(answer="42 euros.")])
 
 
 pytest_generate_tests = columns

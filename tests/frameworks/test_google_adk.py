@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
 from tests.frameworks.builder import AppBuilder
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
 
 pytest.importorskip("google.adk")
@@ -137,6 +139,10 @@ class TestAdk(FrameworkSuite):
 
     def patched(self) -> Any:
         return tracing.tracer, node_tracing.tracer
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page("google-adk", tmp_path, [calls("expert", request="6 x 7"), "42", "42 euros."])
 
 
 pytest_generate_tests = columns

@@ -25,6 +25,7 @@ from lightspan_testing.adapter_suite.scenarios import (
 )
 from lightspan_testing.attempts import read_recorded
 from tests.frameworks.builder import AppBuilder, client
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
 pytest.importorskip("llama_index.core")
@@ -176,6 +177,14 @@ class TestResponses(TestLlamaIndex, responses=True):
     """Run the same tests with the Responses API."""
 
     kind: Any = AskingResponses
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page(
+        "llama-index",
+        tmp_path,
+        [calls("handoff", to_agent="expert", reason="it knows"), "42 euros."],
+    )
 
 
 pytest_generate_tests = columns

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenario_runner import run_in_own_loop
 from lightspan_testing.adapter_suite.scenarios import BOSS, App, Model, broken, instructions, look
 from tests.frameworks.builder import AppBuilder, client
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
 
 pydantic_ai = pytest.importorskip("pydantic_ai")
@@ -166,6 +168,10 @@ def test_the_apps_global_provider_is_heard_whenever_it_is_set(order: str, teleme
         [sys.executable, "-c", PROGRAM, order, telemetry], capture_output=True, text=True
     )
     assert done.stdout == "['invoke_agent writer @writer', '  chat m @writer']\n", done.stderr
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page("pydantic-ai", tmp_path, [calls("ask_expert", question="6 x 7"), "42", "42 euros."])
 
 
 pytest_generate_tests = columns

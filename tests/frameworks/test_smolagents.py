@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import lightspan_otel as otel
 from lightspan_testing.adapter_harness import Stage, Turn
 from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import FAILED, LOOK, App, Model, instructions
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
 
 smolagents = pytest.importorskip("smolagents")
@@ -225,6 +227,18 @@ class TestToolCalling(FrameworkSuite):
             # what it says ends before a stop sequence
             played = play(stage, app, "single", "async", through_gateway=False)
         self.check(played, "single", app, stage)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page(
+        "smolagents",
+        tmp_path,
+        [
+            calls("expert", task="6 x 7"),
+            calls("final_answer", answer="42"),
+            calls("final_answer", answer="42 euros."),
+        ],
+    )
 
 
 pytest_generate_tests = columns

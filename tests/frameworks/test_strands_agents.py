@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from lightspan_testing.adapter_harness import Turn
 from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
 from tests.frameworks.builder import AppBuilder
+from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
 
 strands = pytest.importorskip("strands")
@@ -124,6 +126,10 @@ class TestResponses(TestStrands, responses=True):
     """Run the same tests with the Responses API."""
 
     kind: Any = OpenAIResponsesModel
+
+
+def test_the_page(tmp_path: Path) -> None:
+    check_page("strands", tmp_path, [calls("ask_expert", question="6 x 7"), "42", "42 euros."])
 
 
 pytest_generate_tests = columns

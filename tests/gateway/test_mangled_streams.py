@@ -378,3 +378,18 @@ def test_every_cut_is_joined(text: str, data: st.DataObject, escaped: bool) -> N
     joined = [halves.join("content", part) for part in parts]
     assert "".join(joined) == text
     assert list(halves.end()) == []
+
+
+@pytest.mark.parametrize("form", ["text", "parts"])
+async def test_a_character_that_is_cut_in_two_is_joined(store: Store, form: str) -> None:
+    halves = ["a\ud83d", "\ude42b"]
+    contents = halves if form == "text" else [[{"type": "text", "text": half}] for half in halves]
+    chunks = [chunk({"content": content}) for content in contents]
+    reply = Reply(chunks=[*chunks, chunk({}, finish_reason="stop")])
+    with ScriptedServer([reply]) as server:
+        async with make_rig(store, [], routing=endpoint(server)) as rig:
+            reading = await rig.ask(stream=True)
+            [span] = await rig.spans()
+    assert reading.choices[0].content == "a🙂b"
+    [kept] = genai_messages.output_messages_of(span.attributes)
+    assert kept["content"] == "a🙂b"

@@ -84,6 +84,15 @@ async def test_numbers_and_letters_that_nothing_can_hold_are_refused(
     assert "is not valid JSON" in body["error"]["message"]
 
 
+@pytest.mark.parametrize("rest", ["", " y", "\\n", "\\ud83e", " and a longer text"])
+async def test_half_of_a_character_is_named_wherever_it_is(store: Store, rest: str) -> None:
+    data = b'{"model": "m", "messages": [{"role": "user", "content": "x\\ud83e%s"}]}'
+    async with make_rig(store, "ok") as rig:
+        status, body = await post(rig, data % rest.encode())
+    assert status == 400
+    assert r"valid JSON: \ud83e is half of a character" in body["error"]["message"]
+
+
 async def test_letters_that_are_no_utf_8_are_refused(store: Store) -> None:
     async with make_rig(store, "ok") as rig:
         assert (await post(rig, BODY.replace(b"12 + 7", b"\xff")))[0] == 400

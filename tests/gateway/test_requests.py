@@ -104,6 +104,28 @@ async def test_logprobs(store: Store) -> None:
         }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_bytes_of_tokens_are_those_of_the_text(stream: bool, store: Store) -> None:
+    """Check tokens that begin or end within a character."""
+    text = "Größe 🙂!"
+    async with make_rig(store, text) as rig, rig.client() as client:
+        answer: Any = await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "x"}],
+            logprobs=True,
+            stream=stream,
+            extra_headers=rig.headers("a"),
+        )
+        chunks = [chunk async for chunk in answer] if stream else [answer]
+        logprobs = [each.logprobs for chunk in chunks for each in chunk.choices if each.logprobs]
+        *tokens, end = [token for each in logprobs for token in each.content]
+        assert b"".join(bytes(token.bytes) for token in tokens) == text.encode()
+        octets = [rig.tokenizer.token_bytes(token) for token in rig.engine.ids(text)]
+        assert [bytes(token.bytes) for token in (*tokens, end)] == octets
+        assert any("\ufffd" in token.token for token in tokens)
+        assert end.token == "<|im_end|>"
+
+
 async def test_content_in_parts_is_joined(store: Store) -> None:
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "12 + 7 * 3?"}]
     async with make_rig(store, "ok") as rig:

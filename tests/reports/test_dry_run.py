@@ -274,7 +274,7 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
     tokenizer = tiny_chat_tokenizer()
     prompt = tokenizer.render([{"role": "user", "content": "q"}])
     expected, got = tokenizer.encode("name")[0], tokenizer.encode("NAME")[0]
-    texts = tokenizer.token_text(expected), tokenizer.token_text(got)
+    texts = tokenizer.decode([expected]), tokenizer.decode([got])
     detail = "the app changed the answer before it sent it back (message 1)"
     for example in rows.breaks:
         assert example.startswith(f"writer, token {len(prompt)} (response), after ")

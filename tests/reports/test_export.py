@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from peft import PeftModel
 from pyarrow import parquet
 from transformers import AutoModelForCausalLM
 
+import lightspan
 from lightspan import LightningRL, LoRA, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
@@ -56,6 +58,28 @@ def test_transitions_are_what_the_learner_was_given(
             assert line["agent_path"] == "writer"
             assert line["mode"] == "train"
             assert line["temperature"] == 1.0
+
+
+@lightspan.rollout
+def constant(task: dict[str, Any]) -> float:
+    client = openai.OpenAI(base_url="http://localhost:9/v1", api_key="k")
+    with client, lightspan.agent("writer"):
+        message: Any = {"role": "user", "content": task["q"]}
+        client.chat.completions.create(model="m", messages=[message], max_tokens=2)
+    return 0.5
+
+
+def test_a_call_of_a_group_without_variance_has_the_reason(tiny: Path, tmp_path: Path) -> None:
+    """Its verdict is that of its class, and its reason says that no token of it was trained."""
+    algorithm = LightningRL(tiny, group_size=2, tasks_per_step=1)
+    trainer = Trainer(algorithm, steps=1, runners=1, folder=tmp_path, reporter=SilentReporter())
+    trainer.fit(constant, [{"q": "a"}])
+    whats: list[What] = ["transitions", "messages"]
+    for what in whats:
+        lines = exported(tmp_path, what)
+        assert [(line["verdict"], line["reason"]) for line in lines] == 2 * [
+            ("trained", "advantage 0: all rollouts of its group have the same reward")
+        ]
 
 
 def test_spans_are_those_of_the_store(one_step: tuple[Path, list[Row]]) -> None:

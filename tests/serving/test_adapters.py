@@ -81,6 +81,30 @@ def test_a_base_model_elsewhere(trained: Any, tiny: Path, tmp_path: Path) -> Non
     assert close(scores_of(load_adapter(moved, base=tiny), rows), learner.score(rows))
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [("lm_head", {}), ("embed_tokens", {}), ("q_proj", {"modules_to_save": ["lm_head"]})],
+)
+def test_an_adapter_of_a_tied_weight_is_not_merged(
+    layers: str, options: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    """Merged, an adapter of the output layer would change the embeddings too."""
+    from peft import LoraConfig, get_peft_model
+
+    from lightspan_torch.engine.weights import load_model
+
+    model = load_model(tiny)
+    config = LoraConfig(r=2, target_modules=[layers], task_type="CAUSAL_LM", **options)
+    get_peft_model(model, config).save_pretrained(
+        str(tmp_path / "adapter"), save_embedding_layers=False
+    )
+    with pytest.raises(ConfigError, match=r"adapter in .* adapts .* shares its weight with .*tied"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=tiny)
+    assert not (tmp_path / "merged").exists()
+
+
 def test_what_is_no_adapter(trained: Any, tiny: Path, tmp_path: Path) -> None:
     _, _, folder = trained
     with pytest.raises(ModelError, match="holds no PEFT adapter"):

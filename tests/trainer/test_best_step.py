@@ -154,7 +154,7 @@ def test_patience_ends_training(tiny: Path, tmp_path: Path, lines: Any) -> None:
     config = RunFolder(folder).read_config()
     assert [config[split]["tasks"] for split in ("train", "selection", "val")] == [1, 1, 2]
     assert lines.texts[-1] == (
-        f"{folder} is complete: nothing is left to train (patience=3 has ended it after step 5)"
+        f"{folder} is complete: nothing is left to train (ended by patience, step 5)"
     )
 
 

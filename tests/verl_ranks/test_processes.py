@@ -213,5 +213,8 @@ def test_what_it_cannot_is_refused_by_name(one: Workers, folder: Path) -> None:
     ):
         with pytest.raises(UnsupportedError, match=match):
             VerlLearner({"writer": folder}, workers=one, **dict[str, Any](options))
+    tied = LoRA(target_modules=["lm_head"])
+    with pytest.raises(ConfigError, match=r"adapts lm_head, which shares its weight with .*tied"):
+        VerlLearner({"writer": folder}, workers=one, lora=tied)
     with pytest.raises(ConfigError, match="in memory"):
         VerlLearner({"writer": load_model(folder)}, workers=one)

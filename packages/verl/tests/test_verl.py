@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightspan import LightningRL, LoRA, Optimizer, Verl
+from lightspan import LightningRL, Optimizer, Verl
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import LearnerCapabilities
@@ -96,7 +96,6 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
     engine = EngineCapabilities(exact_tokens=True)
     for options, match in (
         ({"optimizer": Optimizer(name="muon")}, r"Optimizer\(name='muon'\)"),
-        ({"lora": LoRA(dropout=0.1)}, r"LoRA\(dropout=0.1\)"),
         ({"estimator": "ppo"}, "a critic"),
     ):
         algorithm = LightningRL(tmp_path, **options)

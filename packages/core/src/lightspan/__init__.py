@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lightspan.production.connect import connect as connect
     from lightspan.production.feedback import feedback as feedback
     from lightspan.production.record import flush as flush, lifespan as lifespan, record as record
-    from lightspan.production.redact import map_text as map_text
+    from lightspan.production.redact import map_text as map_text, without_content as without_content
     from lightspan.protocols.learner import (
         Critic as Critic,
         LoRA as LoRA,
@@ -74,7 +74,7 @@ _NAMES = {
     "lightspan.production.apply_prompts": ("apply_prompts",),
     "lightspan.production.connect": ("connect",),
     "lightspan.production.feedback": ("feedback",),
-    "lightspan.production.redact": ("map_text",),
+    "lightspan.production.redact": ("map_text", "without_content"),
     "lightspan.stores": ("open_store",),
     "lightspan.capture.prompt_overrides": ("prompt",),
     "lightspan.production.record": ("flush", "lifespan", "record"),

@@ -78,7 +78,7 @@ class Trainer:
             unreachable (a PostgreSQL or served store). Then training ends, and `resume=True`
             continues it.
         reward: what scores rollouts in place of the app: a `Judge`, a function of `task`, `answer`,
-            `episode` or `episodes` (`docs/guides/rewards.md`), or the name of a function
+            `episode` or `episodes` (`docs/guides/judge.md`), or the name of a function
             (`module:name`), which this process imports. The app's reward is stored too. None: the
             app's reward is used.
         gateway: address of this machine on which the gateway listens, `"HOST"` or `"HOST:PORT"`. If

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 import sys
@@ -10,15 +11,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 import lightspan
-from lightspan.errors import StoreError
+from lightspan.errors import DataError, StoreError
 from lightspan.production.record import record
 from lightspan.schema import semconv as c
+from lightspan.schema.spans import SpanKind
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.scripted import Request, ScriptedServer
 from packages.core.tests.production.chat import say
@@ -86,18 +90,67 @@ def test_a_store_that_fails_in_between(
     assert [one.attempt.status for one in found] == ["succeeded"] * 2
 
 
-def test_inputs_that_json_cannot_say(client: openai.OpenAI, url: str) -> None:
+class Ticket(pydantic.BaseModel):
+    question: str
+    share: float = 0.5
+    note: str | None = None
+
+
+class Question(str):
+    __slots__ = ()
+
+
+def test_inputs_of_other_types_than_json(client: openai.OpenAI, url: str) -> None:
+    inputs = {
+        "model": (Ticket(question="q"), {"question": "q", "share": 0.5}),
+        "nested": (
+            {"tickets": [Ticket(question="q")]},
+            {"tickets": [{"question": "q", "share": 0.5}]},
+        ),
+        "date": ({"day": datetime.date(2026, 1, 2)}, {"day": "2026-01-02"}),
+        "number": ({1: {2}}, {"1": [2]}),
+        "text": (Question("q"), "q"),
+        "mapping": (MappingProxyType({"q": 1}), {"q": 1}),
+    }
+    with record(url):
+        for name, (given, _) in inputs.items():
+            with lightspan.operation(name, input=given):
+                say(client)
+    found = read_recorded(url)
+    assert [one.rollout.task for one in found] == [task for _, task in inputs.values()]
+    assert [one.attempt.message for one in found] == [""] * len(inputs)
+
+
+def test_inputs_that_are_no_tasks(
+    client: openai.OpenAI, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check that no task is made of another text than the input: its `repr`, base64, null."""
     circle: list[Any] = []
     circle.append(circle)
-    inputs = [2**70, {1: {2}}, circle, "\ud800", object, float("nan"), b"\xff"]
+    inputs = {
+        "it holds an object of type object": {"c": object()},
+        "can't serialize ints": 2**70,
+        "maximum recursion depth": circle,
+        "'utf-8' codec can't encode": "\ud800",
+        "it holds an object of type type": object,
+        "Out of range float values": {"x": float("inf")},
+        "Object of type bytes": {"x": b"\xff"},
+        "float values are not JSON": Ticket(question="q", share=float("nan")),
+    }
     with record(url):
-        for given in inputs:
+        for given in inputs.values():
             with lightspan.operation("handle", input=given):
                 say(client)
     found = read_recorded(url)
-    assert len(found) == len(inputs)
+    assert [one.rollout.task for one in found] == [None] * len(inputs)
     assert [one.attempt.capture_errors for one in found] == [[]] * len(inputs)
-    assert found[0].rollout.task == str(2**70)
+    for reason, one in zip(inputs, found, strict=True):
+        assert one.attempt.message.startswith("no task: the input is not JSON: ")
+        assert reason in one.attempt.message
+    [warning] = caplog.messages
+    assert "are no tasks: the input is not JSON: it holds an object of type object" in warning
+    with pytest.raises(DataError, match="no such attempt with a known input"):
+        lightspan.tasks_from_store(url)
 
 
 def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -> None:
@@ -109,7 +162,8 @@ def test_large_attempts_are_written_in_pieces(client: openai.OpenAI, url: str) -
     [found] = read_recorded(url)
     assert len(found.calls) == 3
     assert len(found.spans) == 205
-    assert found.attempt.capture_errors == ["an input of 300002 characters was not kept"]
+    assert (found.attempt.capture_errors, found.rollout.task) == ([], None)
+    assert found.attempt.message == ("no task: the input has 300,002 characters, more than 262,144")
 
 
 def test_the_app_never_waits_for_the_store(client: openai.OpenAI, url: str) -> None:
@@ -212,11 +266,14 @@ def test_calls_under_way_when_recording_ends(url: str, is_lone: bool) -> None:
 
 
 def test_a_program_that_ends_in_the_midst(server: ScriptedServer, url: str) -> None:
-    program = "lightspan.operation('handle').__enter__()\nsay('only')\nsys.exit(3)"
+    program = "lightspan.operation('handle', input={'q': 1}).__enter__()\nsay('only')\nsys.exit(3)"
     ended = run_program(server, url, program)
     assert (ended.returncode, ended.stderr) == (3, "")
     [found] = read_recorded(url)
     assert [call.asked for call in found.answered] == ["only"]
+    assert found.tree() == "invoke_workflow handle\n  handle\n    chat m @app"
+    assert {span.status for span in found.spans if span.kind is not SpanKind.LLM} == {"unset"}
+    assert found.rollout.task == {"q": 1}
     assert (found.attempt.status, found.attempt.capture_errors) == (
         "cancelled",
         ["the process ended first"],
@@ -284,4 +341,6 @@ def test_a_store_that_cannot_be_opened_does_not_keep_the_process(
     nowhere = f"sqlite:{tmp_path / 'no' / 'such' / 'folder.db'}"
     ended = run_program(server, nowhere, "say('only')")
     assert ended.returncode == 0
-    assert "1 attempts of 'unknown_service' could not be recorded" in ended.stderr
+    [last] = [line for line in ended.stderr.splitlines() if "could not be recorded" in line]
+    assert last.startswith("lightspan: 1 attempts of 'unknown_service' could not be recorded in ")
+    assert f": the folder {tmp_path / 'no' / 'such'} does not exist" in last

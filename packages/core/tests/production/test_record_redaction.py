@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from hypothesis import given, strategies as st
 
 import lightspan
 from lightspan.errors import ConfigError
+from lightspan.lightning import build_episode
 from lightspan.production.record import record
-from lightspan.production.redact import without_content
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink
 from lightspan_testing.attempts import read_recorded
@@ -33,7 +32,7 @@ def test_a_hook_sees_everything_before_it_is_kept(url: str, tmp_path: Path) -> N
     def reply(request: Request) -> Reply:
         return Reply(text="your password is hunter2")
 
-    @lightspan.operation("ann@example.org", input="hunter2")
+    @lightspan.operation("handle", input="hunter2", owner="ann@example.org")
     def handle(client: openai.OpenAI) -> None:
         say(client, "I am ann@example.org")
         with lightspan.tool("look", '{"who": "ann@\\u0065xample.org"}'):
@@ -63,19 +62,14 @@ def no_span(span: Span) -> Any:
     return "nothing"
 
 
-@pytest.mark.parametrize("hook", [broken, no_span, f"{__name__}:absent"])
+@pytest.mark.parametrize("hook", [broken, no_span])
 def test_a_hook_that_fails_costs_the_content_not_the_call(
     hook: Any,
     client: openai.OpenAI,
     url: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    if isinstance(hook, str):
-        monkeypatch.setenv("LIGHTSPAN_REDACT", hook)
-        hook = None
     with record(url, redact=hook):
         for _ in range(2):
             with lightspan.operation("private", input="private"):
@@ -109,6 +103,60 @@ def test_a_hook_may_leave_spans_out(client: openai.OpenAI, url: str) -> None:
     [found] = read_recorded(url)
     assert (found.calls, found.attempt.capture_errors) == ([], [])
     assert found.attempt.message == "1 spans were left out by redact"
+
+
+@pytest.mark.parametrize(
+    "leave_out",
+    [
+        lambda span: None if span.kind == "chain" else span,
+        lambda span: span.replace(attributes={**span.attributes, c.OPERATION_INPUT: "{hidden}"}),
+        lightspan.without_content,
+    ],
+    ids=["root", "input", "content"],
+)
+def test_messages_never_stand_for_an_input_that_a_hook_left_out(
+    client: openai.OpenAI, url: str, leave_out: Any
+) -> None:
+    with record(url, redact=leave_out), lightspan.operation("handle", input={"q": "private"}):
+        say(client, "private")
+    [found] = read_recorded(url)
+    assert found.rollout.task is None
+    assert found.attempt.capture_errors == []
+
+
+def test_recording_without_content(client: openai.OpenAI, url: str, tmp_path: Path) -> None:
+    with (
+        record(url, redact="lightspan:without_content"),
+        lightspan.agent("writer2"),
+        lightspan.tool("look", '{"who": "private"}'),
+    ):
+        say(client, "private")
+        lightspan.emit_message("private")
+        lightspan.emit_reward({"reward": 0.5, "style": 1.0})
+    [found] = read_recorded(url)
+    assert found.tree() == (
+        "invoke_workflow writer2\n"
+        "  invoke_agent writer2\n"
+        "    execute_tool look\n"
+        "      chat m @writer2\n"
+        "      lightspan.message\n"
+        "      lightspan.reward"
+    )
+    [call] = found.calls
+    assert call.attributes[c.REQUEST_MODEL] == "m"
+    assert isinstance(call.attributes[c.INPUT_TOKENS], int)
+    assert build_episode(found.attempt, found.rollout, found.spans, []).dimensions["style"] == 1.0
+    assert (found.rollout.task, found.attempt.capture_errors) == (None, [])
+    assert b"private" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_the_reason_of_an_input_passes_no_hook_and_is_left_out(
+    client: openai.OpenAI, url: str
+) -> None:
+    with record(url, redact=hide), lightspan.operation("handle", input={"c": object()}):
+        say(client)
+    [found] = read_recorded(url)
+    assert found.attempt.message == "no task: the input is not JSON"
 
 
 def test_a_hook_cannot_change_whose_a_span_is(client: openai.OpenAI, url: str) -> None:
@@ -153,7 +201,7 @@ def test_no_text_keeps_the_secret(value: Any, text: str, escaped: bool) -> None:
         {"role": "system", "content": text},
         {"role": "user", "content": [{"type": "text", "text": text}]},
         {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "t", "content": text},
+        {"role": "tool", "tool_call_id": "t", "content": [{"type": "text", "id": text}]},
     ]
     span = make(
         **{
@@ -164,10 +212,9 @@ def test_no_text_keeps_the_secret(value: Any, text: str, escaped: bool) -> None:
             "number": 3,
         }
     ).replace(
-        name=text,
         status_message=text,
         resource={"host": text},
-        events=[SpanEvent(text, 1, {"said": text})],
+        events=[SpanEvent("said", 1, {"said": text})],
         links=[SpanLink("c" * 32, "d" * 16, {"said": text})],
     )
     changed = lightspan.map_text(span, starred)
@@ -188,23 +235,68 @@ def _hidden(value: Any) -> Any:
     return {k: _hidden(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
+IDENTITY: dict[str, Any] = {
+    c.CALL_ID: "call-1",
+    c.CALL_OUTCOME: "ok",
+    c.ROUTE: "app",
+    c.OPERATION_NAME: "chat",
+    c.RESPONSE_ID: "chatcmpl-1",
+    c.AGENT_PATH: "team1/writer2",
+    c.AGENT_NAME: "writer2",
+    c.OPENINFERENCE_NODE: "writer2",
+    c.REQUEST_MODEL: "gpt-4o",
+    c.RESPONSE_MODEL: "gpt-4o-2024",
+    c.TOOL_NAME: "look3",
+    c.TOOL_CALL_ID: "call_77",
+    c.FINISH_REASONS: ["stop"],
+    c.REWARD_CALL_ID: "call-1",
+    c.ERROR_TYPE: "Error404",
+}
+
+
 def test_what_says_which_span_it_is_stays() -> None:
-    place: dict[str, Any] = {
-        c.CALL_ID: "call-1",
-        c.CALL_OUTCOME: "ok",
-        c.ROUTE: "app",
-        c.OPERATION_NAME: "chat",
-        c.RESPONSE_ID: "chatcmpl-1",
+    span = make(**IDENTITY, **{c.MESSAGE_BODY: "order 77"}).replace(
+        resource={"service.name": "desk2", "host": "h1"}
+    )
+    changed = lightspan.map_text(span, lambda text: re.sub(r"\d", "#", text))
+    assert changed.attributes == {**IDENTITY, c.MESSAGE_BODY: "order ##"}
+    assert changed.resource == {"service.name": "desk2", "host": "h#"}
+    assert (changed.span_id, changed.trace_id, changed.name) == ("a" * 16, "b" * 32, "n")
+
+
+def test_the_structure_of_messages_and_tools_stays() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": ["string", "null"], "description": "?", "enum": ["?"]},
+            "arguments": {"type": "string", "format": "date", "pattern": "[0-9]"},
+        },
+        "required": ["name", "arguments"],
     }
-    changed = lightspan.map_text(make(**place, **{c.AGENT_PATH: "writer"}), lambda _: "?")
-    assert changed.attributes == {**place, c.AGENT_PATH: "?"}
-    assert (changed.span_id, changed.trace_id, changed.name) == ("a" * 16, "b" * 32, "?")
+    tools = [{"type": "function", "function": {"name": "look3", "description": "?"}}]
+    tools[0]["function"]["parameters"] = schema  # type: ignore[index]
+    said = [{"role": "user", "name": "?", "parts": [{"type": "text", "content": "?"}]}]
+    call = {"type": "tool_call", "id": "c1", "name": "look3", "arguments": '{"name":"?"}'}
+    said.append({"role": "assistant", "parts": [call]})
+    values = {c.TOOL_DEFINITIONS: json.dumps(tools), c.INPUT_MESSAGES: json.dumps(said)}
+    texts = {key: value.replace("?", "ann 7") for key, value in values.items()}
+    changed = lightspan.map_text(make(**texts), lambda _: "?").attributes
+    assert {key: json.loads(str(value)) for key, value in changed.items()} == {
+        c.TOOL_DEFINITIONS: tools,
+        c.INPUT_MESSAGES: said,
+    }
 
 
-def test_without_content_keeps_no_text_of_the_apps() -> None:
-    span = make(
-        **{c.CALL_ID: "call-1", c.INPUT_TOKENS: 7, c.REQUEST_MODEL: WORD, "x": WORD}
-    ).replace(name=WORD, status_message=WORD, kind=SpanKind.LLM, resource={"x": WORD})
-    kept = without_content(span)
+def test_without_content_keeps_names_and_no_text_of_the_apps() -> None:
+    texts = {"x": WORD, c.INPUT_MESSAGES: WORD, c.TOOL_DEFINITIONS: WORD, c.MESSAGE_BODY: WORD}
+    numbers = {c.INPUT_TOKENS: 7, c.REWARD_VALUE: 0.5}
+    span = make(**IDENTITY, **numbers, **texts).replace(
+        status_message=WORD,
+        kind=SpanKind.LLM,
+        resource={"service.name": "desk2", "x": WORD},
+        events=[SpanEvent("said", 1, {"said": WORD})],
+    )
+    kept = lightspan.without_content(span)
     assert WORD not in repr(kept)
-    assert (kept.name, kept.attributes) == ("llm", {c.CALL_ID: "call-1", c.INPUT_TOKENS: 7})
+    assert (kept.name, kept.attributes) == ("n", {**IDENTITY, **numbers})
+    assert kept.resource == {"service.name": "desk2"}

@@ -13,11 +13,12 @@ import pytest
 
 import lightspan
 from lightspan.capture import context
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, NotFoundError
 from lightspan.production.auto_attempts import sampled
 from lightspan.production.record import hold, record, release
-from lightspan.schema.spans import Span
+from lightspan.schema.spans import Span, SpanKind
 from lightspan_testing.attempts import read_recorded
+from lightspan_testing.scripted import ScriptedServer
 from packages.core.tests.production.chat import say
 
 
@@ -65,6 +66,8 @@ def shout(span: Span) -> Span:
     [
         ("LIGHTSPAN_STORE", "nonsense:"),
         ("LIGHTSPAN_REDACT", "no_function"),
+        ("LIGHTSPAN_REDACT", "no_module:redact"),
+        ("LIGHTSPAN_REDACT", "asyncio:sleep"),
     ],
 )
 def test_a_wrong_variable_is_logged_and_the_app_starts(
@@ -90,13 +93,70 @@ def test_a_wrong_variable_is_logged_and_the_app_starts(
         ({"store": "nonsense:"}, "is not known"),
         ({"store": "memory:"}, "exists in this process only"),
         ({"sample": 2}, "sample=2"),
-        ({"redact": "os:no_such"}, "cannot be imported"),
+        ({"redact": "os:no_such"}, r"cannot be imported \(AttributeError: .*no_such"),
+        ({"redact": "no_such:redact"}, r"\(ModuleNotFoundError: No module named 'no_such'\)"),
+        ({"redact": "asyncio:sleep"}, "is asynchronous"),
         ({"redact": "os:sep"}, "is not a function"),
     ],
 )
 def test_wrong_arguments_raise(url: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         record(**{"store": url, **options})
+
+
+def test_a_wrong_hook_of_the_environment_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_REDACT", "no_such:redact")
+    with pytest.raises(ConfigError, match="No module named 'no_such'"):
+        record(url)
+    assert context.current_context() is None
+
+
+APP = """
+import lightspan, openai, os, sys
+client = openai.OpenAI(base_url=sys.argv[1], api_key="k")
+if "hold" not in os.environ:
+    lightspan.record()
+def redact(span):
+    return lightspan.map_text(span, str.upper)
+"""
+
+
+@pytest.mark.parametrize("start", ["app", "site"])
+def test_a_hook_in_a_module_that_cannot_be_imported_yet(
+    server: ScriptedServer, url: str, tmp_path: Path, start: str
+) -> None:
+    """Check a hook in the app's own module, and one whose folder is not known at Python's start.
+
+    `opentelemetry-instrument` enables the adapters while Python starts.
+    """
+    environment = {**os.environ, "LIGHTSPAN_STORE": url, "LIGHTSPAN_REDACT": "app:redact"}
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "srv" / "app.py").write_text(APP)
+    call = (
+        "app.client.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'a'}])"
+    )
+    (tmp_path / "srv" / "main.py").write_text(f"import app\n{call}\n")
+    if start == "site":
+        folder = tmp_path / "site"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(
+            "from lightspan.production.record import hold\nhold('adapter')\n"
+        )
+        path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+        environment |= {"PYTHONPATH": path, "hold": "1"}
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "srv" / "main.py"), server.url],
+        env={key: value for key, value in environment.items() if key != "PYTHONSAFEPATH"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stderr == ""
+    [found] = read_recorded(url)
+    assert found.answered == [("A", "ECHO A")]
 
 
 def test_one_recording_at_a_time(url: str) -> None:
@@ -116,6 +176,23 @@ def test_an_explicit_recording_goes_before_the_environments(
     release("adapter")
     assert [one.answered[0].asked for one in read_recorded(other)] == ["explicit"]
     assert [one.answered[0].asked for one in read_recorded(url)] == ["environment"]
+
+
+def test_feedback_goes_to_the_store_that_this_process_records_to(
+    client: openai.OpenAI, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with record(url):
+        with lightspan.operation("handle"):
+            attempt_id = lightspan.current_attempt_id()
+            say(client)
+        assert attempt_id is not None
+        assert lightspan.feedback(attempt_id, 1.0).attempt_id == attempt_id
+        monkeypatch.setenv("LIGHTSPAN_STORE", f"sqlite:{tmp_path / 'other.db'}")
+        assert lightspan.feedback(attempt_id, 0.5).attempt_id == attempt_id
+    with pytest.raises(NotFoundError, match=r"there is no store .*other\.db"):
+        lightspan.feedback(attempt_id, 1.0)
+    [found] = read_recorded(url)
+    assert [span.kind for span in found.spans].count(SpanKind.REWARD) == 2
 
 
 @pytest.mark.parametrize("variable", [None, "0.5"])

@@ -84,6 +84,8 @@ class Role(str, enum.Enum):  # noqa: UP042
     SYSTEM = "system"
 
 
+HALF = "half of a character"
+HALVES = ["a\ud83d", "\ude42b"]
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 TEXTS = [{"type": "text", "text": "One"}, {"type": "text", "text": "?"}]
 THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "…"}
@@ -229,11 +231,57 @@ def test_streamed_calls_without_an_index_stay_apart(
     ],
 )
 def test_half_a_character_in_an_event_is_noted(event: dict[str, Any]) -> None:
-    for text, field in (("🙂", ""), ("\ud83d", "delta")):
+    for text, field in (("🙂", ""), ("\ud83d", HALF)):
         streamed = StreamedAnswer()
         delta = text if isinstance(event["delta"], str) else {**event["delta"], "text": text}
         streamed.add({**event, "delta": delta})
+        streamed.answer()
         assert streamed.irregular_field == field
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([{"choices": [{"delta": {"content": half}}]} for half in HALVES], "a🙂b"),
+        ([{"choices": [{"delta": {"reasoning_content": half}}]} for half in HALVES], "a🙂b"),
+        ([{"choices": [{"text": half}]} for half in HALVES], "a🙂b"),
+        (
+            [
+                {"type": "response.output_text.delta", "output_index": 0, "delta": half}
+                for half in HALVES
+            ],
+            "a🙂b",
+        ),
+        (
+            [
+                {
+                    "type": "content_block_delta",
+                    "index": 0,
+                    "delta": {"type": "text_delta", "text": half},
+                }
+                for half in HALVES
+            ],
+            "a🙂b",
+        ),
+        ([{"choices": [{"delta": {"content": HALVES[0]}}]}], "a?"),
+    ],
+    ids=["chat", "thought", "completion", "responses", "messages", "one half"],
+)
+def test_the_halves_of_a_character_in_two_chunks_are_joined(
+    events: list[dict[str, Any]], text: str
+) -> None:
+    streamed = StreamedAnswer()
+    for event in events:
+        streamed.add(event)
+    [message] = json.loads(str(answer_attributes(streamed.answer())[c.OUTPUT_MESSAGES]))
+    assert streamed.irregular_field == ("" if text == "a🙂b" else HALF)
+    assert [part["content"] for part in message["parts"]] == [text]
+
+
+def test_halves_of_a_character_that_an_app_sends_are_joined() -> None:
+    assert genai_messages.dump_json(["".join(HALVES), "\ud83d", {"a": "".join(HALVES)}]) == (
+        '["a🙂b","?",{"a":"a🙂b"}]'
+    )
 
 
 def test_a_streamed_response_that_was_cut_in_a_call() -> None:
@@ -269,11 +317,11 @@ def chat_chunk(**delta: Any) -> dict[str, Any]:
         ([{"tool_calls": [{**CALLED, "index": None}, {**CALLED, "id": "d", "index": None}]}],
          "tool_calls.index"),
         ([{"tool_calls": [{**CALLED, "index": None}]}], ""),
-        # half a character in each of two chunks, or one half alone
-        ([{"content": "a\ud83d"}, {"content": "\ude42b"}], "content"),
-        ([{"reasoning_content": "\ud83d"}], "reasoning_content"),
+        # one half of a character alone
+        ([{"content": "a\ud83d"}, {"content": "b\ude42"}], HALF),
+        ([{"reasoning_content": "\ud83d"}], HALF),
         ([{"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "\ud83d"}}]}],
-         "tool_calls.function"),
+         HALF),
         ([{"content": "a🙂b"}], ""),
     ],
 )  # fmt: skip
@@ -281,5 +329,5 @@ def test_what_clients_read_in_different_ways_is_noted(deltas: list[Any], field: 
     streamed = StreamedAnswer()
     for delta in deltas:
         streamed.add(chat_chunk(**delta))
-    assert streamed.irregular_field == field
     answer_attributes(streamed.answer())
+    assert streamed.irregular_field == field

@@ -75,6 +75,8 @@ def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
         (7, r"^train must be a sequence of tasks or the path of a .jsonl file, not int: 7"),
         (["a", object()], r"^train\[1\] is not JSON: .*: <object object at"),
         ([{"x": [float("nan")]}], r"^train\[0\] is not JSON: .*Out of range float"),
+        ([{"x": b"text"}], r"^train\[0\] is not JSON: .*bytes is not JSON"),
+        ([2**70], r"^train\[0\] is not JSON: can't serialize ints"),
         ("nowhere.jsonl", r"^train: nowhere.jsonl cannot be read: No such file or directory"),
     ],
 )

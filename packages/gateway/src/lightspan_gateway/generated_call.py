@@ -287,25 +287,19 @@ class GeneratedCall(ServedCall):
     def _choice(self, choice: ChoiceRun) -> Choice:
         message = choice.message or self._message(choice)
         reason = "length" if choice.finish is FinishReason.LENGTH else "stop"
-        logprobs = self.request.logprobs
+        octets, offsets = (
+            token_octets(self._tokenizer, choice.ids) if self.request.logprobs else ((), ())
+        )
         return Choice(
             index=choice.index,
             message=message,
             finish_reason="tool_calls" if "tool_calls" in message else reason,
             stop=choice.stop,
             token_ids=choice.ids,
-            token_texts=[self._tokenizer.token_text(i) for i in choice.ids] if logprobs else (),
+            token_bytes=octets,
             logprobs=choice.logprobs,
-            text_offsets=self._offsets(choice.ids) if logprobs else (),
+            text_offsets=offsets,
         )
-
-    def _offsets(self, ids: Sequence[int]) -> list[int]:
-        """Return, for each token, the position in the choice's text at which its text begins."""
-        decoder, offsets, length = IncrementalDecoder(self._tokenizer), [], 0
-        for token in ids:
-            offsets.append(length)
-            length += len(decoder.push([token]))
-        return offsets
 
     # --- answer -----------------------------------------------------------------
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -378,3 +372,25 @@ class GeneratedCall(ServedCall):
             for choice in self.choices
             if choice.ids
         ]
+
+
+def token_octets(tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[list[bytes], list[int]]:
+    """Return for each token its bytes, and where in the answer's text its text begins.
+
+    All bytes together are the text's, and those of special tokens, which the text leaves out.
+    """
+    decoder, octets, offsets, length = IncrementalDecoder(tokenizer), [], [], 0
+    text = parts = b""  # of the latest tokens that may have a part of a character
+    for token in ids:
+        offsets.append(length)
+        delta, own = decoder.push([token]), tokenizer.token_bytes(token)
+        length += len(delta)
+        if "\N{REPLACEMENT CHARACTER}" in own.decode(errors="replace"):
+            octets.append(own)
+            text, parts = text + delta.encode(), parts + own
+            continue
+        # its text may depend on the token before it, as a space at its start does
+        octets.append(delta.encode() if delta and text == parts else own)
+        if delta:
+            text = parts = b""
+    return octets, offsets

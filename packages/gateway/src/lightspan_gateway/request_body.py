@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ _WINDOW_BITS: Final[Mapping[str, int]] = {
     "deflate": zlib.MAX_WBITS,
 }
 """Content-Encoding → zlib's `wbits`."""
+_HALF: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 _Result = TypeVar("_Result")
 
@@ -108,7 +110,11 @@ def decode_body(data: bytes, encoding: str, dialect: str, limit: int) -> Body:
     try:
         fields = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:  # ValueError: also bytes that are not UTF-8
-        raise bad_request(f"the request body is not valid JSON: {error}") from error
+        half = _HALF.search(data)  # which msgspec takes for an end of the data
+        reason = str(error)
+        if half is not None:
+            reason = f"{half[0].decode()} is half of a character (a surrogate pair); remove it"
+        raise bad_request(f"the request body is not valid JSON: {reason}") from error
     if not isinstance(fields, dict):
         raise bad_request("the request body must be a JSON object")
     if _is_deeper(fields, MAX_DEPTH):

@@ -253,7 +253,7 @@ def _pieces(file: IO[bytes], path: str | os.PathLike[str], service: str) -> Iter
     if is_binary or begin.lstrip()[:1] not in (b"{", b"["):
         raise DataError(
             f"{name_of(path)} is neither JSON (lines) nor OTLP's protobuf: it begins with "
-            f"{begin[:20]!r}; see docs/guides/opentelemetry.md for what can be imported"
+            f"{begin[:20]!r}; see docs/guides/traces-in.md for what can be imported"
         )
     if _loads(file.readline()) is None:  # one document of several lines, or a bad line
         file.seek(0)

@@ -44,7 +44,7 @@ def instrument(what: str | TracerProvider, *, content: bool = False) -> Instrume
     Only names, ids and kinds are read from spans, unless `content` is set. Nothing is sent:
     exporters get the same spans as before. If `what` is a framework's name, the current span inside
     an agent may be lightspan's own. Anything that the app writes to it is lost
-    (`docs/guides/opentelemetry.md`, Limits). As a context manager (`with instrument(…):`) it
+    (`docs/explain/telemetry.md`, Limits). As a context manager (`with instrument(…):`) it
     is undone at the end of the block.
 
     Args:

@@ -190,8 +190,8 @@ class ByteTokenizer:
         data = b"".join(end if token == self.END else bytes([token]) for token in ids)
         return data.decode(errors="replace")
 
-    def token_text(self, token_id: int) -> str:
-        return self.decode([token_id], skip_special_tokens=False)
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<end>" if token_id == self.END else bytes([token_id])
 
 
 # --- the stage ------------------------------------------------------------------------------

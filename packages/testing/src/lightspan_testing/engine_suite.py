@@ -281,7 +281,8 @@ class EngineSuite:
             pytest.skip("the engine declares no stop strings")
         tokenizer = engine.tokenizer("writer")
         free = await generate(engine, prompt, temperature=0.0, max_tokens=40)
-        stop = _across_two_tokens([tokenizer.token_text(i) for i in free.ids])
+        texts = [tokenizer.token_bytes(token).decode(errors="replace") for token in free.ids]
+        stop = _across_two_tokens(texts)
         answer = await generate(
             engine, prompt, temperature=0.0, max_tokens=40, stop=("zq", stop), stream=stream
         )

@@ -114,6 +114,9 @@ class AlertMonitor:
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
 
 
+PAGE: Final = "docs/troubleshooting.md"
+"""The page that explains the warnings."""
+
 _monitors: dict[Path, AlertMonitor] = {}
 """Folder of a run → its monitor, while it trains."""
 
@@ -138,7 +141,8 @@ def print_alerts(event: RunEvent) -> list[str]:
     # of a run that was resumed, earlier steps were reported before
     train = [line for line in new if line["kind"] == "train" and line["step"] == event.step]
     notes = [text for line in train for text in update_notes(line)]
-    return notes + [f"warning: {alert.text}" for alert in alerts if alert.step == event.step]
+    new_alerts = [alert for alert in alerts if alert.step == event.step]
+    return notes + [f"warning: {alert.text} ({PAGE})" for alert in new_alerts]
 
 
 # --- notes on one step, which are repeated ----------------------------------------------------
@@ -163,7 +167,9 @@ def update_notes(line: Line) -> list[str]:
         notes.append(
             f"engine and learner disagree: log-probabilities of the same tokens differ by "
             f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is "
-            "biased; compare their dtypes and attention implementations"
+            "biased. Compare their dtypes and attention implementations, or weigh the tokens with "
+            "loss=PolicyLoss(importance_cap=2.0); if it stays above 0.2, stop the run: the engine "
+            "samples from other weights than those that are trained"
         )
     if skipped := numbers.get("learner/skipped", 0.0):
         were = "update was" if skipped == 1 else "updates were"

@@ -34,6 +34,7 @@ from lightspan.algorithms.recorded_attempts import (
     score_of_attempt,
 )
 from lightspan.errors import ConfigError, DataError
+from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, CallStatus
 from lightspan.schema import genai_messages, semconv as c
@@ -281,7 +282,7 @@ def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) ->
             explanation = view.explanation(call)
             yield {
                 **_rollout_fields(view),
-                **_call_fields(entry),
+                **_call_fields(view, entry),
                 "prompt_ids": record.prompt_ids,
                 "response_ids": record.response_ids,
                 "logprobs": record.logprobs,
@@ -318,7 +319,7 @@ def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> It
         tools = attributes.get(c.TOOL_DEFINITIONS)
         yield {
             **_rollout_fields(view),
-            **_call_fields(entry),
+            **_call_fields(view, entry),
             "messages": [*prompt, answers[entry.call.choice]],
             "tools": None if tools is None else json.loads(str(tools)),
         }
@@ -332,8 +333,17 @@ def _entries(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterato
             left_out["calls of other agents"] += 1
 
 
-def _call_fields(entry: CallCoverage) -> Row:
+_NO_ADVANTAGE: Final = {
+    ZeroReason.IDENTICAL: "advantage 0: all rollouts of its group have the same reward",
+    ZeroReason.GROUP_OF_ONE: "advantage 0: no other rollout of its group could be compared",
+    ZeroReason.UNSCORED: "advantage 0: no rollout of its group has a reward",
+}
+
+
+def _call_fields(view: RolloutView, entry: CallCoverage) -> Row:
     call = entry.call
+    why = view.explanation(call) if entry.status is CallStatus.TRAINED else None
+    zero = None if why is None or why.advantage else why.zero_reason
     return {
         "call_id": call.call_id,
         "choice": call.choice,
@@ -341,7 +351,7 @@ def _call_fields(entry: CallCoverage) -> Row:
         "agent_path": call.agent_path,
         "policy": call.policy,
         "verdict": str(entry.status),
-        "reason": entry.reason,
+        "reason": entry.reason if zero is None else _NO_ADVANTAGE[zero],
         "call_reward": call.reward,
     }
 

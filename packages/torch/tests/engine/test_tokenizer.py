@@ -94,12 +94,12 @@ def test_end_of_turn_ids_from_everywhere(tmp_path: Path) -> None:
     assert again.eos_ids == {end, again.tokenizer.convert_tokens_to_ids("<|endoftext|>")}
 
 
-def test_token_text_shows_special_tokens(tokenizer: TransformersTokenizer) -> None:
+def test_bytes_of_tokens_show_special_tokens(tokenizer: TransformersTokenizer) -> None:
     (end,) = tokenizer.eos_ids
-    assert tokenizer.token_text(end) == "<|im_end|>"
+    assert tokenizer.token_bytes(end) == b"<|im_end|>"
     assert tokenizer.decode([end]) == ""
     ids = tokenizer.encode("SELECT 1")
-    assert "".join(tokenizer.token_text(i) for i in ids) == "SELECT 1"
+    assert b"".join(tokenizer.token_bytes(i) for i in ids) == b"SELECT 1"
 
 
 def decoded(tokenizer: TransformersTokenizer, pieces: list[list[int]], skip: bool) -> list[str]:

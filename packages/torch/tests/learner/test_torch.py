@@ -222,6 +222,11 @@ def test_a_loaded_model_is_copied_and_its_start_kept(folder: Path, model: Any) -
         ({"token_budget": 0}, "token_budget"),
         ({"lora": {"critic": LoRA()}}, "critic"),
         ({"lora": LoRA(target_modules=("no_such_layer",))}, "LoRA"),
+        ({"lora": LoRA(target_modules=("lm_head", "q_proj"))}, "adapts lm_head, which shares its "),
+        (
+            {"lora": LoRA(target_modules=("embed_tokens",))},
+            r"shares its weight with lm_head.weight",
+        ),
         ({"critic": True}, "Critic"),
     ],
 )
@@ -264,6 +269,21 @@ def test_layers_that_cannot_be_adapted(family: str) -> None:
     model = make_family(family, 405)
     with pytest.raises(ConfigError, match=r"does not fit \w+ForCausalLM: .*Name the layers"):
         TorchLearner({"writer": model}, lora=LoRA(rank=4))
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+async def test_adapters_of_the_output_layer_and_the_embeddings_are_merged(layer: str) -> None:
+    model = make_model("Qwen2", tie_word_embeddings=False)
+    rows = make_rows(model, 4)
+    learner = TorchLearner(
+        {"writer": model},
+        lora=LoRA(rank=4, target_modules=(layer,)),
+        optimizer=Optimizer(learning_rate=1e-2),
+    )
+    learner.update(rows, SFTLoss())
+    model.load_state_dict(await published(learner))
+    for scores, row in zip(learner.score(rows), rows, strict=True):
+        assert scores == pytest.approx(token_logprobs(model, row).tolist(), abs=1e-4)
 
 
 async def test_adapters_of_experts_are_merged_and_never_served_unmerged() -> None:

@@ -21,6 +21,7 @@ from lightspan_torch.learner import losses
 from lightspan_torch.learner.call_index import number_calls
 from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
+from lightspan_torch.learner.policy_model import check_untied
 from lightspan_verl.rpc import Kind, Score, Setup, Update
 from lightspan_verl.shards import SavedShards, Shard, shard_of, write
 from lightspan_verl.verl_adapter import Batch, Model
@@ -37,6 +38,9 @@ class Policy:
         policy: the policy's name.
         rank: number of this rank, from 0.
         ranks: number of ranks.
+
+    Raises:
+        ConfigError: LoRA adapts a layer that shares its weight with another layer.
     """
 
     def __init__(self, setup: Setup, policy: str, *, rank: int, ranks: int) -> None:
@@ -46,6 +50,9 @@ class Policy:
         self._lora = setup.lora[policy]
         self._setup = setup
         self._model = self._load()
+        if self._lora is not None:
+            targets = self._lora.target_modules
+            check_untied(self._model.module, f"LoRA(target_modules={targets!r})")
 
     def _load(self, *, adapters: bool = True) -> Model:
         return Model(

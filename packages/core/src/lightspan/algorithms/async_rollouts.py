@@ -9,10 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightspan.algorithms.protocol import Metrics, TrainerContext
-from lightspan.errors import UnsupportedError
 from lightspan.lightning.episode import Episode
-from lightspan.protocols.engine import EngineCapabilities
-from lightspan.protocols.learner import LoRA
 
 
 async def next_episodes(
@@ -45,33 +42,6 @@ async def next_episodes(
         "overlap/behind_max": max(behind, default=0),
         "overlap/in_flight": len(ages) - len(behind),
     }
-
-
-def check_overlap(
-    overlap: int, engine: EngineCapabilities, adapters: Sequence[LoRA | None]
-) -> None:
-    """Raise `UnsupportedError` if `overlap` is above 0 and calls cannot run during weight updates.
-
-    They cannot if the engine does not support it, or if LoRA has dropout. Dropout and sampling in
-    one process use the same random state. To repeat a dropout mask, a learner resets this state.
-    The engine would then sample with the same random numbers twice.
-
-    Args:
-        overlap: maximum number of weight updates between a group's submission and its training; 0
-            is always supported.
-        engine: capabilities of the engine.
-        adapters: LoRA settings of each policy; None for a policy without LoRA.
-    """
-    if overlap and not engine.in_place_update:
-        raise UnsupportedError(
-            f"overlap={overlap}: the engine cannot update weights while calls are running: use "
-            "overlap=0 or another engine"
-        )
-    if overlap and (dropping := [lora for lora in adapters if lora and lora.dropout]):
-        raise UnsupportedError(
-            f"overlap={overlap} with LoRA(dropout={dropping[0].dropout:g}): dropout and sampling "
-            "would use one random state at the same time; use dropout=0 or overlap=0"
-        )
 
 
 def due_groups(steps_left: Sequence[int], per_step: int) -> int:

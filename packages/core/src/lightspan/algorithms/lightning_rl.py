@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from lightspan.algorithms import metrics
-from lightspan.algorithms.async_rollouts import check_overlap, next_episodes
+from lightspan.algorithms.async_rollouts import next_episodes
 from lightspan.algorithms.critic_warmup import CriticWarmup
 from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.algorithms.learning_rate import Rate, choose_rate
@@ -314,16 +314,19 @@ class LightningRL(LightningSettings, Algorithm):
             'a critic (estimator="ppo")': self.critic is not None and not learner.values,
             f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
         }
-        adapters = [spec.lora for spec in self._specs.values()]
         refused = learner.refusals(self.loss)
-        refused += learner.unsupported(self.optimizer, adapters)
+        refused += learner.unsupported(self.optimizer, [one.lora for one in self._specs.values()])
         refused += [name for name, is_refused in needs.items() if is_refused]
         if refused:
             raise UnsupportedError(
                 f"the learner does not support {', '.join(refused)}: leave it out, or use the "
                 "embedded learner"
             )
-        check_overlap(self.overlap, engine, adapters)
+        if self.overlap and not engine.in_place_update:
+            raise UnsupportedError(
+                f"overlap={self.overlap}: the engine cannot update weights while calls are "
+                "running: use overlap=0 or another engine"
+            )
         if not engine.exact_tokens:
             raise UnsupportedError(
                 "the engine does not give token ids and log-probabilities as it sampled them, "
@@ -595,7 +598,8 @@ class LightningRL(LightningSettings, Algorithm):
         """Return policy → its starting weights and LoRA settings.
 
         Raises:
-            ConfigError: two patterns of `optimize` describe one policy in different ways.
+            ConfigError: two patterns of `optimize` describe one policy in different ways, or
+                adapters have dropout.
         """
         specs: dict[str, PolicySpec] = {}
         described = self.optimize if isinstance(self.optimize, Mapping) else {}
@@ -612,7 +616,14 @@ class LightningRL(LightningSettings, Algorithm):
                     f"optimize: the policy {name!r} is described twice, as {specs[name]} and {spec}"
                 )
         default = PolicySpec(model=self.model, lora=self.lora)
-        return {name: specs.get(name, default) for name in names}
+        specs = {name: specs.get(name, default) for name in names}
+        for lora in (spec.lora for spec in specs.values()):
+            if lora is not None and lora.dropout:
+                raise ConfigError(
+                    f"LoRA(dropout={lora.dropout:g}): an update with dropout has other "
+                    "log-probabilities than the sampled answers; use dropout=0 (SFT supports it)"
+                )
+        return specs
 
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:

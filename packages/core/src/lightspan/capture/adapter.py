@@ -85,10 +85,8 @@ def _json(value: Any) -> str:
 
 # --- spans ----------------------------------------------------------------------------------
 _ERROR_KEYS: Final = (
-    semconv.ERROR_TYPE,
-    semconv.EXCEPTION_TYPE,
-    semconv.EXCEPTION_MESSAGE,
-    semconv.EXCEPTION_STACKTRACE,
+    *(semconv.ERROR_TYPE, semconv.EXCEPTION_TYPE),
+    *(semconv.EXCEPTION_MESSAGE, semconv.EXCEPTION_STACKTRACE),
 )
 
 

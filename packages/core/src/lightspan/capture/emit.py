@@ -50,14 +50,14 @@ def emit_reward(
     Args:
         value: a number, a bool (True is 1.0), or a mapping of names to numbers; None emits nothing.
         primary: name of the number that is the reward's value. None for the name `"reward"`, or for
-            the first name if there is no `"reward"`.
+            the only name.
         call: a call id, or the `id` of an OpenAI response.
         span: a span or its id.
         attributes: further attributes of the reward's span; empty for none.
 
     Raises:
-        RewardError: the value is text or another type that is no reward, or both `call` and `span`
-            are given.
+        RewardError: the value is text or another type that is no reward, or a mapping in which
+            `primary` names no number; or both `call` and `span` are given.
     """
     if call is not None and span is not None:
         raise RewardError("emit_reward takes call= or span=, not both")
@@ -84,8 +84,7 @@ def emit_annotation(values: Mapping[str, AttributeValue]) -> Span | None:
 
 def emit_message(text: str, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
     """Attach a line of text to the attempt, for the people who inspect the attempt."""
-    fields = {**attributes, c.MESSAGE_BODY: text}
-    return _emit("lightspan.message", SpanKind.MESSAGE, fields)
+    return _emit("lightspan.message", SpanKind.MESSAGE, {**attributes, c.MESSAGE_BODY: text})
 
 
 def emit_object(value: Any, attributes: Mapping[str, AttributeValue] = {}) -> Span | None:
@@ -316,7 +315,8 @@ def _input_attributes(value: Any) -> Attributes:
 def operation(name: str, *, input: Any = None, **attributes: AttributeValue) -> _Block:
     """Record a block or function as one span: `with lightspan.operation("retrieve", k=3):`.
 
-    In production the outermost block is an attempt with `input` as its task.
+    In production the outermost block is an attempt with `input` as its task. An input that is not
+    JSON, or is longer than 262,144 characters, is no task.
 
     Raises:
         TypeError: `name` is a function, as in `@lightspan.operation` without a name.

@@ -599,11 +599,8 @@ def _outcome(spans: list[Span]) -> CallOutcome:
 
 
 _GRAVITY: Final = (
-    _UNDELIVERED,
-    CallOutcome.RESAMPLED,
-    CallOutcome.CANCELLED,
-    CallOutcome.ERROR,
-    CallOutcome.OK,
+    *(_UNDELIVERED, CallOutcome.RESAMPLED, CallOutcome.CANCELLED),
+    *(CallOutcome.ERROR, CallOutcome.OK),
 )
 """Outcomes from worst to best; where spans disagree, the worst outcome counts."""
 

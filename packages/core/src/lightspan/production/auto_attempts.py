@@ -13,6 +13,7 @@ import logging
 import secrets
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +25,7 @@ from lightspan.production import exporters, store_writer
 from lightspan.production.options import SERVICE_NAME, RecordOptions
 from lightspan.production.redact import Redactor
 from lightspan.schema import clock, genai_messages, semconv as c
-from lightspan.schema.records import AttemptRef, AttemptStatus, Json, Mode, Outcome
+from lightspan.schema.records import AttemptRef, AttemptStatus, Json, Mode, Outcome, task_json
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, new_span_id, new_trace_id, text_of
 from lightspan.schema.token_records import CallOutcome
@@ -37,7 +38,7 @@ capture error."""
 MAX_OPEN: Final = 10_000
 """Maximum number of open attempts."""
 MAX_INPUT_LENGTH: Final = 262_144
-"""Maximum number of characters of an attempt's input, as JSON."""
+"""Maximum number of characters of an attempt's input, as JSON. A longer input is no task."""
 
 
 # --- one attempt ----------------------------------------------------------------------------
@@ -54,7 +55,11 @@ class OpenAttempt(Recorder):
         self.is_call: Final = is_call
         self._calls = 0
         self._started_at = clock.now()
-        self._has_ended = self._has_failed = self._is_interrupted = False
+        self.input: str | None = None
+        """The input that the app gave, as JSON; `null` if it is no task, None without an input."""
+        self.input_problem = ""
+        """Why the input is no task; empty if it is one, or if there is none."""
+        self._has_ended = self._has_failed = self.is_interrupted = False
         self._is_written = self._is_discarded = self.is_closed_early = False
         self._omitted = 0
         """Number of spans for which the hook returned None."""
@@ -98,7 +103,7 @@ class OpenAttempt(Recorder):
 
         The details of an error may quote the app's data, which the hook has not seen.
         """
-        super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor.on else reason)
+        super().add_capture_error(reason.partition(": ")[0] if self._owner.redactor else reason)
 
     def resolve_pending(self, key: str) -> bool:
         is_resolved = super().resolve_pending(key)
@@ -130,12 +135,6 @@ class OpenAttempt(Recorder):
         self._owner.remove(self)
         self._is_discarded = True
 
-    def interrupt(self) -> None:
-        """End the attempt as interrupted, because the process ends."""
-        self._is_interrupted = not self._has_ended
-        self.cancel_pending()
-        self.end(failed=False)
-
     def _queue_if_complete(self) -> None:
         with self._lock:
             if not self._has_ended or self._pending or self.is_over:
@@ -162,24 +161,26 @@ class OpenAttempt(Recorder):
             f"redact failed on {count} spans ({kind}): their content was dropped"
             for kind, count in self._hook_failures.items()
         ]
-        if self._is_interrupted:
+        if self.is_interrupted:
             errors.append("the process ended first")
+        omitted = f"{self._omitted} spans were left out by redact" * bool(self._omitted)
+        has_input = self.input is not None or bool(self._hook_failures)
         status, outcome = self._outcome(spans)
         return store_writer.attempt_write(
             self.attempt_id,
             self.rollout_id,
             self._owner.options.service,
-            task_of(spans, is_call=self.is_call),
+            task_of(spans, is_call=self.is_call, has_input=has_input),
             spans,
             started_at=min([self._started_at, *(span.start_ns / 1e9 for span in spans)]),
             status=status,
             outcome=outcome,
-            message=f"{self._omitted} spans were left out by redact" * bool(self._omitted),
+            message="; ".join(filter(None, (self.input_problem, omitted))),
             capture_errors=errors,
         )
 
     def _outcome(self, spans: list[Span]) -> tuple[AttemptStatus, Outcome]:
-        if self._is_interrupted:
+        if self.is_interrupted:
             return AttemptStatus.CANCELLED, Outcome.CANCELLED
         call_failed = self.is_call and any(span.status is SpanStatus.ERROR for span in spans)
         # a reader that stops after the last answer, or between two, has what it wanted
@@ -189,16 +190,30 @@ class OpenAttempt(Recorder):
         return AttemptStatus.SUCCEEDED, Outcome.OK
 
 
-def task_of(spans: list[Span], *, is_call: bool) -> Json:
+def task_of(spans: list[Span], *, is_call: bool, has_input: bool = False) -> Json:
     """Return the task of an attempt: the input of the agent or function that it began with.
 
-    If that input is unknown, the task is `{"messages": […]}` with the messages of the first model
+    If no input was given, the task is `{"messages": […]}` with the messages of the first model
     call, without the app's own instructions. For a lone model call (`is_call`) the instructions are
     kept. None if neither the input nor a model call was recorded.
+
+    Args:
+        spans: the recorded spans of the attempt.
+        is_call: whether the attempt is a lone model call.
+        has_input: whether the app gave an input, as JSON. If a hook left it out or made it another
+            text, the task is None.
     """
     for span in spans:
         if c.OPERATION_INPUT in span.attributes and span.parent_id is None:
-            return _loaded(span.attributes[c.OPERATION_INPUT])
+            text = str(span.attributes[c.OPERATION_INPUT])
+            try:
+                value = json.loads(text)
+                msgspec.msgpack.encode(value)
+            except (ValueError, OverflowError, RecursionError):  # not JSON, beyond 64 bits
+                return None if has_input else text
+            return value
+    if has_input:
+        return None
     calls = (span for span in spans if c.INPUT_MESSAGES in span.attributes)
     first = min(calls, key=lambda span: span.start_ns, default=None)
     if first is None:
@@ -211,24 +226,12 @@ def task_of(spans: list[Span], *, is_call: bool) -> Json:
     return {"messages": [message for message in messages if message["role"] not in own_roles]}
 
 
-def _loaded(text: Any) -> Json:
-    try:
-        value = json.loads(str(text))
-        msgspec.msgpack.encode(value)
-    except (ValueError, OverflowError, RecursionError):  # not JSON, or numbers beyond 64 bits
-        return str(text)
-    return value
-
-
 class _Handle:
     """The object by which a recorded attempt is ended (`AttemptHandle`)."""
 
-    def __init__(
-        self, attempt: OpenAttempt, scope: AttemptContext, name: str | None, input: str
-    ) -> None:
+    def __init__(self, attempt: OpenAttempt, scope: AttemptContext, name: str | None) -> None:
         self._attempt = attempt
         self._name = name
-        self._input = input
         self._start_ns = clock.now_ns()
         self._lock = threading.RLock()
         self._is_closed = False
@@ -247,6 +250,13 @@ class _Handle:
         self._attempt.is_closed_early = isinstance(error, GeneratorExit)
         self._attempt.end(failed=error is not None and not self._attempt.is_closed_early)
 
+    def interrupt(self) -> None:
+        """End the attempt as interrupted, because the process ends."""
+        self._attempt.is_interrupted = not self._is_closed
+        self._attempt.cancel_pending()
+        self.close()
+        self._attempt.end(failed=False)
+
     def close_unless_empty(self) -> None:
         with self._lock:
             if self._is_closed or not self._attempt.is_empty:
@@ -259,9 +269,10 @@ class _Handle:
         attributes: dict[str, Any] = {
             c.OPERATION_NAME: "invoke_workflow",
             c.OPENINFERENCE_KIND: "CHAIN",
-            **({c.OPERATION_INPUT: self._input} if self._input else {}),
+            c.OPERATION_INPUT: self._attempt.input,
             **(exception_attributes(error) if isinstance(error, BaseException) else {}),
         }
+        status = SpanStatus.OK if error is None else SpanStatus.ERROR
         scope = self.context.scope
         return make_span(
             AgentContext(scope),
@@ -270,7 +281,7 @@ class _Handle:
             attributes,
             span_id=scope.root_span_id,
             start_ns=self._start_ns,
-            status=SpanStatus.OK if error is None else SpanStatus.ERROR,
+            status=SpanStatus.UNSET if self._attempt.is_interrupted else status,
             status_message=text_of(error) if isinstance(error, BaseException) else error or "",
         )
 
@@ -294,11 +305,11 @@ class OpenAttempts:
 
     def __init__(self, options: RecordOptions) -> None:
         self.options = options
-        self.redactor = Redactor(options.redact)
+        self.redactor = None if options.redact is None else Redactor(options.redact)
         self.writer = store_writer.StoreWriter(options.store, options.service)
         self._resource = {SERVICE_NAME: options.service}
-        self._open: dict[str, OpenAttempt] = {}
-        self._has_warned = False
+        self._open: dict[str, _Handle] = {}
+        self._has_warned = self._has_warned_of_input = False
 
     def open(self, current: AgentContext, name: str | None, input: Any) -> AttemptHandle:
         """Open an attempt for an agent, function or model call that begins outside every attempt.
@@ -316,12 +327,27 @@ class OpenAttempts:
             return NullAttempt(current.scope, trace_id)
         self.writer.begin()
         attempt = OpenAttempt(self, is_call=name is None)
-        self._open[attempt.attempt_id] = attempt
-        text = "" if input is None else _input_json(input)
-        if len(text) > MAX_INPUT_LENGTH:
-            attempt.add_capture_error(f"an input of {len(text)} characters was not kept")
-            text = ""
-        return _Handle(attempt, _attempt_context(current.scope, trace_id, attempt), name, text)
+        scope = _attempt_context(current.scope, trace_id, attempt)
+        if name is not None and input is not None:
+            self._take_input(attempt, input)
+        handle = self._open[attempt.attempt_id] = _Handle(attempt, scope, name)
+        return handle
+
+    def _take_input(self, attempt: OpenAttempt, input: Any) -> None:
+        """Set the input of an attempt, or why it is no task."""
+        try:
+            attempt.input = task_json(input, _dump)
+            if (size := len(attempt.input)) <= MAX_INPUT_LENGTH:
+                return
+            problem = f"the input has {size:,} characters, more than {MAX_INPUT_LENGTH:,}"
+        except Exception as error:  # also of the app's own model_dump
+            problem = f"the input is not JSON: {text_of(error)}"
+            if self.redactor:  # the details may quote what the hook hides
+                problem = problem.partition(": ")[0]
+        attempt.input, attempt.input_problem = "null", f"no task: {problem}"
+        if not self._has_warned_of_input:
+            self._has_warned_of_input = True
+            log.warning("lightspan: such attempts are recorded, but are no tasks: %s", problem)
 
     def redact(self, span: Span) -> tuple[Span | None, str]:
         """Return the span that the user's hook returns, and the kind of its error if it fails.
@@ -331,7 +357,7 @@ class OpenAttempts:
         hook are not recorded.
         """
         span = span.replace(resource={**span.resource, **self._resource})
-        if not self.redactor.on:
+        if self.redactor is None:
             return span, ""
         outer = context.current_context()
         unrecorded = None if outer is None else NullAttempt(outer.scope, span.trace_id).context
@@ -343,8 +369,8 @@ class OpenAttempts:
         if failure and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "lightspan: redact failed (%s); the content of such spans is dropped, and their "
-                "attempts get a capture error",
+                "lightspan: redact failed (%s); the content and the names of such spans are "
+                "dropped, and their attempts get a capture error",
                 failure,
             )
         return redacted, failure
@@ -359,8 +385,8 @@ class OpenAttempts:
         Args:
             timeout_s: maximum seconds to wait for the writes.
         """
-        for attempt in list(self._open.values()):
-            attempt.interrupt()
+        for handle in list(self._open.values()):
+            handle.interrupt()
         self.writer.close(timeout_s)
 
 
@@ -389,20 +415,16 @@ def current_trace_id() -> str | None:
     return f"{span_context.trace_id:032x}" if span_context.is_valid else None
 
 
-def _input_json(value: Any) -> str:
-    """Return an input as JSON. Pydantic models are dumped, and other objects become their `str`."""
-    try:
-        return _input_encoder.encode(value).decode()
-    except Exception:  # a cycle, a lone surrogate, a key that is not a string
-        return genai_messages.dump_json(value)
-
-
-def _plain(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    return dump(mode="json", exclude_none=True) if callable(dump) else str(value)
-
-
-_input_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
+def _dump(value: Any) -> Any:
+    """Return a Pydantic model, another mapping or a subclass of a JSON type as JSON values."""
+    if callable(dump := getattr(value, "model_dump", None)):
+        return dump(mode="json", exclude_none=True)
+    for kind in (str, float, int):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it holds an object of type {type(value).__qualname__}")
 
 
 def sampled(trace_id: str, ratio: float) -> bool:

@@ -63,7 +63,8 @@ def feedback(
             attempts are searched, the newest first.
         reward: a number, a bool (True is 1.0), or a mapping from names to numbers, such as
             `{"accuracy": 1.0, "style": 0.5}`. NaN and infinity are errors.
-        store: URL of the store; None for the value of `LIGHTSPAN_STORE`.
+        store: URL of the store; None for the store to which this process records
+            (`lightspan.record`), or for the value of `LIGHTSPAN_STORE` if it does not record.
         comment: a text that is stored with the feedback; None for no comment.
 
     Returns:
@@ -81,7 +82,7 @@ def feedback(
             "current_attempt_id() is None where nothing is recorded, such as in an attempt that is "
             "not sampled"
         )
-    url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
+    url = os.fspath(store) if store is not None else record.store_url()
     if not url:
         raise ConfigError(f"feedback needs a store: give store=, or set {STORE_VARIABLE}")
     record.flush()  # the attempt may be this process's
@@ -100,30 +101,21 @@ async def _rate(url: str, id: str, reward: Reward, comment: str | None) -> Rated
     async with open_existing(url) as store:
         attempt, call_id = await _find(store, id)
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        attributes = _attributes(reward, call_id, comment)
-        if _current_feedback(spans, call_id) != attributes:
+        attributes = clean_attributes(
+            {
+                c.FEEDBACK: True,
+                c.REWARD_VALUE: reward.value,
+                **{c.REWARD_DIMENSION + name: value for name, value in reward.dimensions.items()},
+                c.REWARD_CALL_ID: call_id,
+                c.FEEDBACK_COMMENT: comment,
+            }
+        )
+        given = (each.attributes for each in spans if each.attributes.get(c.FEEDBACK))
+        last = [each for each in given if each.get(c.REWARD_CALL_ID) == call_id][-1:]
+        if last != [attributes]:
             ref = AttemptRef(attempt.attempt_id, attempt.epoch)
             await store.add_spans(ref, [_span(attempt, spans, attributes)])
         return Rated(attempt.attempt_id, call_id)
-
-
-def _attributes(reward: Reward, call_id: str | None, comment: str | None) -> Attributes:
-    return clean_attributes(
-        {
-            c.FEEDBACK: True,
-            c.REWARD_VALUE: reward.value,
-            **{c.REWARD_DIMENSION + name: value for name, value in reward.dimensions.items()},
-            c.REWARD_CALL_ID: call_id,
-            c.FEEDBACK_COMMENT: comment,
-        }
-    )
-
-
-def _current_feedback(spans: Sequence[Span], call_id: str | None) -> Attributes | None:
-    for attributes in (span.attributes for span in reversed(spans)):
-        if attributes.get(c.FEEDBACK) and attributes.get(c.REWARD_CALL_ID) == call_id:
-            return attributes
-    return None
 
 
 def _span(attempt: Attempt, spans: Sequence[Span], attributes: Attributes) -> Span:
@@ -175,6 +167,10 @@ async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
     if similar:
         ids = ", ".join(attempt.attempt_id for attempt in similar[:5])
         raise NotFoundError(f"{id!r} stands for {len(similar)} attempts: {ids}")
+    if size < MIN_ID_LENGTH:
+        raise NotFoundError(
+            f"{id!r} is too short: give {MIN_ID_LENGTH} characters of an attempt's id"
+        )
     raise NotFoundError(
         f"store {store.url} has no attempt, call or response {id!r}. An attempt is stored when it "
         "has ended; while it runs, use emit_reward()"
@@ -197,20 +193,8 @@ async def _find_call(
     """
     spans = await store.spans([attempt.attempt_id for attempt in attempts])
     for attempt in attempts:
-        call_id = _call_of(spans[attempt.attempt_id], names)
-        if call_id is not None:
-            return attempt, call_id
-    return None
-
-
-def _call_of(spans: Sequence[Span], names: set[str]) -> str | None:
-    """Return the id of the first call whose call id or response id is in `names`.
-
-    None if there is no such call.
-    """
-    for span in spans:
-        if span.kind is not SpanKind.LLM or c.CALL_ID not in span.attributes:
-            continue
-        if names & {span.attributes[c.CALL_ID], span.attributes.get(c.RESPONSE_ID)}:
-            return str(span.attributes[c.CALL_ID])
+        for span in spans[attempt.attempt_id]:
+            call_id = span.attributes.get(c.CALL_ID) if span.kind is SpanKind.LLM else None
+            if call_id is not None and names & {call_id, span.attributes.get(c.RESPONSE_ID)}:
+                return attempt, str(call_id)
     return None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lightspan.errors import ConfigError
-from lightspan.production.redact import Redact, check_hook
+from lightspan.production.redact import Redact, find_hook
+from lightspan.schema.semconv import SERVICE_NAME as SERVICE_NAME
 from lightspan.stores import open_store
 
 STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
@@ -16,8 +17,6 @@ SAMPLE_VARIABLE: Final = "LIGHTSPAN_SAMPLE"
 REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
 SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
 RESOURCE_VARIABLE: Final = "OTEL_RESOURCE_ATTRIBUTES"
-SERVICE_NAME: Final = "service.name"
-"""OpenTelemetry's resource attribute with the name of the service; all recorded spans have it."""
 UNNAMED_SERVICE: Final = "unknown_service"
 
 
@@ -43,7 +42,7 @@ def read_options(
 
     Raises:
         ConfigError: the store is in memory, `sample` is not from 0 to 1, or `redact` is not a
-            function or its name.
+            function or its name, or cannot be imported.
     """
     url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
     if not url:
@@ -53,16 +52,12 @@ def read_options(
             f"store {url!r} exists in this process only, so the recording could not be read: use "
             "another store, such as sqlite:runs.db"
         )
-    hook: Redact | str | None = redact or os.environ.get(REDACT_VARIABLE) or None
-    if not isinstance(hook, str | None):
-        check_hook(hook)
-    if isinstance(hook, str) and not all(hook.partition(":")):
-        raise ConfigError(f"redact={hook!r}: name the function as module:function")
+    hook = redact or os.environ.get(REDACT_VARIABLE)
     return RecordOptions(
         store=open_store(url).url,  # absolute: the process may change its folder
         service=service or service_of_environment() or UNNAMED_SERVICE,
         sample=_share(sample),
-        redact=hook,
+        redact=find_hook(hook) if hook else None,
     )
 
 

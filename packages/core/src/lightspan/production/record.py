@@ -29,7 +29,7 @@ from lightspan.production import apply_prompts
 from lightspan.production.auto_attempts import NullAttempt, OpenAttempt, OpenAttempts
 from lightspan.production.exporters import find_exporter
 from lightspan.production.options import STORE_VARIABLE, RecordOptions, read_options
-from lightspan.production.redact import Redact, find_hook
+from lightspan.production.redact import Redact
 from lightspan.production.store_writer import EXIT_S, close_at_exit
 from lightspan.schema.spans import new_trace_id
 
@@ -157,8 +157,6 @@ def record(
     options = read_options(store, service, sample, redact)
     if options is None:
         return Recording(None)
-    if isinstance(options.redact, str) and redact is not None:
-        find_hook(options.redact)
     find_exporter()
     with _state.lock:
         if _state.explicit is not None:
@@ -191,11 +189,13 @@ def hold(owner: str) -> None:
         find_exporter()
     except Exception as error:
         log.error("lightspan: no span is sent: %s", error)
+    _state.holders.add(owner)
     try:
+        # without the lock, since it may import the module of the hook, and so other modules
+        options = None if _state.by_environment else read_options(None, None, None, None)
         with _state.lock:
-            _state.holders.add(owner)
             if _state.by_environment is None:
-                _state.by_environment = Recording(read_options(None, None, None, None))
+                _state.by_environment = Recording(options)
                 _update_attempt_factory()
     except Exception as error:
         log.error("lightspan: nothing is recorded: %s", error)
@@ -211,6 +211,12 @@ def release(owner: str) -> None:
             _state.by_environment = None
     if recording is not None:
         recording.close()
+
+
+def store_url() -> str | None:
+    """Return the URL of the store to which this process records, else `LIGHTSPAN_STORE`."""
+    stores = [each.settings.store for each in _state.recordings if each.settings is not None]
+    return stores[0] if stores else os.environ.get(STORE_VARIABLE)
 
 
 def flush(timeout_s: float = 30.0) -> bool:

@@ -48,14 +48,8 @@ _MAX_PIECE_SPANS: Final = 64
 _MAX_PIECE_TEXT: Final = 512 * 1024
 """Approximate number of characters of the spans' text after which a transaction ends."""
 _PERMANENT_ERRORS: Final = (
-    errors.ConflictError,
-    errors.DataError,
-    errors.IllegalMoveError,
-    errors.NotFoundError,
-    OverflowError,
-    errors.StoreFormatError,
-    TypeError,
-    ValueError,
+    *(errors.ConflictError, errors.DataError, errors.IllegalMoveError, errors.NotFoundError),
+    *(errors.StoreFormatError, OverflowError, TypeError, ValueError),
 )
 """Errors after which a write is not retried."""
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -141,7 +135,7 @@ class StoreWriter:
         self._unwritten = 0
         """Number of attempts that were queued and are neither written nor dropped yet."""
         self._reason = ""
-        """Text of the last warning; empty if there was none."""
+        """Text of the last warning that was logged; empty if there was none."""
         self._is_closing = False
         self._opened = threading.Event()
         """Set once the store is open or could not be opened."""
@@ -333,9 +327,8 @@ class StoreWriter:
 
     def _warn(self, text: str) -> None:
         """Log a warning, unless a warning was logged since the last batch without an error."""
-        self._reason = text
         if not self._has_warned:
-            self._has_warned = True
+            self._has_warned, self._reason = True, text
             log.warning("lightspan: %s (recording %r to %s)", text, self._service, self._url)
 
 

@@ -172,8 +172,8 @@ class ChatTokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def token_text(self, token_id: int) -> str:
-        """Return the text of one token, for `logprobs.content[].token` of a chat completion."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes of one token, which may end or begin within a character."""
 
 
 @runtime_checkable

@@ -29,7 +29,9 @@ class LoRA(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of low-rank adapters, which are trained instead of full weights.
 
     Args:
+        dropout: dropout of the adapters' inputs in `SFT`; `LightningRL` refuses it.
         target_modules: names of layers, or one text: `"all-linear"` or a pattern in PEFT's syntax.
+            Layers with tied weights (often `lm_head` and `embed_tokens`) are refused.
 
     Raises:
         ConfigError: a rank below 1, an alpha not above 0, a dropout outside [0, 1), or invalid

@@ -9,16 +9,10 @@ from lightspan.schema.redaction import values_without_keys
 from lightspan.schema.spans import Attributes, Span
 
 CONTENT: Final = frozenset(
-    {
-        c.INPUT_MESSAGES,
-        c.OUTPUT_MESSAGES,
-        c.TOOL_CALL_ARGUMENTS,
-        c.TOOL_CALL_RESULT,
-        c.OBJECT_JSON,
-        c.OPERATION_INPUT,
-        c.OPERATION_OUTPUT,
-        c.PROMPT_ORIGINAL,
-    }
+    (
+        *(c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT),
+        *(c.OBJECT_JSON, c.OPERATION_INPUT, c.OPERATION_OUTPUT, c.PROMPT_ORIGINAL),
+    )
 )
 """Attributes with recorded texts. Other attributes are names and numbers, without API keys."""
 

@@ -5,6 +5,7 @@ The SDK instrumentation and the gateway use this module, so that both record a c
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -29,6 +30,8 @@ class StreamedAnswer:
         self.irregular_field = ""
         """The first field that clients assemble in different ways, such as `tool_calls.id`; empty
         if there is none."""
+        self._may_have_halves = False
+        """Whether a text may contain halves of surrogate pairs, which a stream may cut in two."""
         self._requested = choices
         self._events: (
             openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
@@ -40,7 +43,9 @@ class StreamedAnswer:
         """Add a chunk: a mapping, or a pydantic model of the SDK. Never raises."""
         try:
             dump = getattr(chunk, "model_dump", None)
-            self._add(chunk if dump is None else dump(exclude_unset=True, warnings=False))
+            data = chunk if dump is None else dump(exclude_unset=True, warnings=False)
+            self._may_have_halves = self._may_have_halves or r"\ud" in repr(data)
+            self._add(data)
         except (AttributeError, TypeError, ValueError):  # a field of another type
             self._note("chunk")
 
@@ -52,10 +57,6 @@ class StreamedAnswer:
             self._events = self._events or anthropic_messages.StreamedMessage()
         if self._events is not None:
             self._events.add(data)
-            delta = data.get("delta")
-            texts = delta.values() if isinstance(delta, MAPPING) else (delta,)
-            if any(_SURROGATE.search(str(text)) for text in texts):
-                self._note("delta")
             return
         for key in ("id", "model", "usage", "prompt_token_ids"):
             if data.get(key) is not None:
@@ -84,9 +85,9 @@ class StreamedAnswer:
             whole["token_ids"] += ids
 
     def _text(self, value: Any, field: str) -> str:
-        if value is None or (isinstance(value, str) and not _SURROGATE.search(value)):
+        if value is None or isinstance(value, str):
             return value or ""
-        self._note(field)  # also of half a character, which some servers put into two chunks
+        self._note(field)
         return joined_text(value) or genai_messages.dump_json(value)
 
     def _add_call(self, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
@@ -120,8 +121,14 @@ class StreamedAnswer:
 
     def answer(self) -> dict[str, Any]:
         """Return the answer received so far, in the form that it would have without streaming."""
-        if self._events is not None:
-            return self._events.answer()
+        answer = self._answer() if self._events is None else self._events.answer()
+        if self._may_have_halves:
+            answer = json.loads(json.dumps(answer, default=str))  # joins the halves
+            if _SURROGATE.search(json.dumps(answer, ensure_ascii=False)):
+                self._note("half of a character")
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
         choices = []
         for index, whole in sorted(self._choices.items()):
             calls = [call for _, call in sorted(whole["calls"].items())]

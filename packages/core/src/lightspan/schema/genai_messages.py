@@ -63,10 +63,11 @@ def dump_json(value: Any) -> str:
         return _encode(value).decode()
     except Exception:  # a lone surrogate, a key that is not a text, a cycle, a failing __str__
         pass
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    try:  # JSON joins the halves of a surrogate pair
+        value = json.loads(json.dumps(value, default=str))
     except Exception:
-        text = json.dumps(f"<{type(value).__name__}>")
+        value = f"<{type(value).__name__}>"
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="replace").decode()
 
 

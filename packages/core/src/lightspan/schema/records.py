@@ -29,6 +29,8 @@ trained.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
 
@@ -152,6 +154,29 @@ def task_id(task: Json) -> str:
 def fingerprint(value: Json) -> str:
     """Return a short hash of a JSON value that does not depend on the order of keys."""
     return hashlib.sha256(_json_encoder.encode(value)).hexdigest()[:16]
+
+
+def task_json(value: object, dump: Callable[[Any], Any] | None = None) -> str:
+    """Return a value as the JSON of a task.
+
+    Dataclasses, enums, dates, decimals and UUIDs become what `msgspec.json` writes for them.
+
+    Args:
+        value: the value.
+        dump: returns other objects as JSON values, or raises; None if every other object is
+            refused.
+
+    Raises:
+        Exception: `dump` raised it; or a part is not JSON, such as bytes, infinity, an integer of
+            more than 64 bits, half of a surrogate pair, or a cycle.
+    """
+    plain = msgspec.to_builtins(value, str_keys=True, builtin_types=_BINARY, enc_hook=dump)
+    msgspec.msgpack.encode(plain)  # stores hold it as MessagePack
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+_BINARY: Final = (bytes, bytearray, memoryview)
+"""Types that msgspec would silently write as base64."""
 
 
 def new_id(prefix: str) -> str:

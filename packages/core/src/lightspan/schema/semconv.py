@@ -47,6 +47,9 @@ EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_STACKTRACE: Final = "exception.stacktrace"
 
+SERVICE_NAME: Final = "service.name"
+"""Resource attribute with the name of the service; all recorded spans have it."""
+
 # --- OpenInference (also written, for Phoenix) --------------------------------------------
 OPENINFERENCE_KIND: Final = "openinference.span.kind"
 OPENINFERENCE_AGENT: Final = "agent.name"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
-from lightspan.schema.records import Json, fingerprint, task_id
+from lightspan.schema.records import Json, fingerprint, task_id, task_json
 from lightspan.stores import open_existing, public_url
 from lightspan.stores.aio import run_sync
+
+log = logging.getLogger(__name__)
 
 
 def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
@@ -111,10 +112,8 @@ def json_task(task: Any, where: str) -> Json:
         DataError: `task` is not JSON; the message names `where`.
     """
     try:
-        plain = msgspec.to_builtins(task, str_keys=True)
-        # encoded, because half of a surrogate pair (of an emoji) is no valid text
-        return json.loads(json.dumps(plain, allow_nan=False, ensure_ascii=False).encode())
-    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        return json.loads(task_json(task))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
             f"booleans and None: {task!r:.200}"
@@ -133,8 +132,9 @@ def tasks_from_store(
 ) -> list[Json]:
     """Return the inputs of attempts recorded in production, as tasks, oldest first.
 
-    A task is the input of the attempt's root span. If it has none, the task is the messages of the
-    attempt's first call (`{"messages": […]}`).
+    A task is the input of the attempt's root span. If the app gave none, the task is the messages
+    of the attempt's first call (`{"messages": […]}`). Attempts without a task are left out, and a
+    warning counts them: their input was not JSON or too long, or their content is not recorded.
 
     Args:
         store: URL of the store.
@@ -161,9 +161,13 @@ def tasks_from_store(
                 if _is_within(recorded.score, low, high)
             ]
 
-    tasks = [task for task in run_sync(read()) if task is not None]
+    inputs = run_sync(read())
+    tasks = [task for task in inputs if task is not None]
     if not tasks:
         raise DataError(f"store {public_url(store)} has no such attempt with a known input")
+    if left_out := len(inputs) - len(tasks):
+        text = "lightspan: %d of %d attempts are no tasks: `lightspan inspect %s ID` shows why"
+        log.warning(text, left_out, len(inputs), public_url(store))
     return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
 
 

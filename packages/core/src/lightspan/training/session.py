@@ -189,11 +189,9 @@ class Session:
         result = finished_result(self.folder, step, best) if self.checkpoint and ends else None
         self._is_resumable = result is None
         if result is not None:
-            early = f" (patience={self.settings.patience} has ended it after step {step})"
-            why = early if step < self.last_step else ""
-            self.reporter.line(f"{self.path} is complete: nothing is left to train{why}")
+            early = f" (ended by patience, step {step})" if step < self.last_step else ""
+            self.reporter.line(f"{self.path} is complete: nothing is left to train{early}")
             return result
-        self._is_resumable = True
         self.state.seconds |= last_seconds(self.folder)  # of evaluations after the checkpoint too
         self.folder.delete_unscored(step)
         return None

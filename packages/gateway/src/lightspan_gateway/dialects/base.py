@@ -81,7 +81,9 @@ class Choice:
     message: dict[str, Any]
     finish_reason: str
     token_ids: Sequence[int]
-    token_texts: Sequence[str]
+    token_bytes: Sequence[bytes]
+    """UTF-8 bytes of each token, which may have a part of a character; empty unless
+    log-probabilities are requested."""
     logprobs: Sequence[float]
     stop: str | None = None
     """The stop string that ended the choice; None if there is none."""
@@ -254,8 +256,13 @@ def head(response_id: str, created: int, model: str, kind: str) -> dict[str, Any
 def token_logprobs(choice: Choice) -> list[dict[str, Any]]:
     """Return the log-probability of each token, in the form of chat completions and Responses."""
     return [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in zip(choice.token_texts, choice.logprobs, strict=True)
+        {
+            "token": octets.decode(errors="replace"),
+            "logprob": logprob,
+            "bytes": list(octets),
+            "top_logprobs": [],
+        }
+        for octets, logprob in zip(choice.token_bytes, choice.logprobs, strict=True)
     ]
 
 

@@ -103,7 +103,7 @@ class CompletionRequest(ModelRequest):
 
 def _logprobs(choice: Choice) -> dict[str, Any]:
     return {
-        "tokens": list(choice.token_texts),
+        "tokens": [octets.decode(errors="replace") for octets in choice.token_bytes],
         "token_logprobs": list(choice.logprobs),
         "top_logprobs": None,
         "text_offset": list(choice.text_offsets),

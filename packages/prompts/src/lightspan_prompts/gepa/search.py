@@ -173,7 +173,7 @@ class Search:
         """
         self._trials.skip_finals()
         self._restate()
-        candidates, selection = self._candidates, self._split.selection
+        selection = self._split.selection
         remaining = self._settings.max_rollouts - self._trials.rollouts
         best = self._ranked
         trials: list[Trial] = []

@@ -101,7 +101,7 @@ class TransformersTokenizer(ChatTokenizer):
         self._eos_ids = frozenset(eos_ids) | _turn_ends(tokenizer)
         self._tool_parser = tool_parser
         self._date_macro = _date_macro(date)
-        self._texts: dict[int, str] = {}
+        self._octets: dict[int, bytes] = {}
         self._lost_kinds: dict[bool, frozenset[str]] = {}
 
     @property
@@ -232,7 +232,7 @@ class TransformersTokenizer(ChatTokenizer):
                 **options,
             )
             return self.encode(rendered, most=most) if is_text else list(rendered)
-        except ContextOverflowError:
+        except (ContextOverflowError, ModelError):
             raise
         except Exception as error:  # Jinja runs the model author's code, which raises any type
             raise ModelError(
@@ -332,7 +332,15 @@ class TransformersTokenizer(ChatTokenizer):
         Raises:
             ContextOverflowError: a long text has far more than `most` ids. A text with a few more
                 is encoded, and the caller must check its length.
+            ModelError: the text has half of a surrogate pair.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ModelError(
+                f"a text has half of a surrogate pair, {text[error.start]!a}, which is no "
+                "character: an emoji was cut in two where the text was made; remove the half"
+            ) from error
         backend = _plain_backend(self.tokenizer)
         if backend is None:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -359,11 +367,22 @@ class TransformersTokenizer(ChatTokenizer):
             )
         )
 
-    def token_text(self, token_id: int) -> str:
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
-        return text
+    def token_bytes(self, token_id: int) -> bytes:
+        octets = self._octets.get(token_id)
+        if octets is None:
+            octets = self._octets[token_id] = self._token_bytes(token_id)
+        return octets
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        text = self.decode([token_id], skip_special_tokens=False)
+        name = self.tokenizer.convert_ids_to_tokens(token_id)
+        if "\N{REPLACEMENT CHARACTER}" not in text or not isinstance(name, str):
+            return text.encode()
+        if byte := _BYTE_TOKEN.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        if all(character in _BYTES for character in name):
+            return bytes(_BYTES[character] for character in name)
+        return text.encode()
 
     def _template(self, *, with_tools: bool) -> str:
         """Return the chat template; "" if the tokenizer has none."""
@@ -518,6 +537,18 @@ def _check_length(backend: Any, text: str, most: int) -> None:
             raise ContextOverflowError(
                 f"the prompt has far more tokens than the model's context holds, which is {most:,}"
             )
+
+
+# --- bytes of a token ------------------------------------------------------------------------
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
+"""Name of a token that is one byte, in the vocabularies of SentencePiece."""
+_VISIBLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_INVISIBLE: Final = [byte for byte in range(0x100) if byte not in _VISIBLE]
+_BYTES: Final = {
+    **{chr(byte): byte for byte in _VISIBLE},
+    **{chr(0x100 + place): byte for place, byte in enumerate(_INVISIBLE)},
+}
+"""Character in a token's name → byte, in byte-level vocabularies (GPT-2's and later ones)."""
 
 
 # --- templates ------------------------------------------------------------------------------

@@ -339,6 +339,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
                 f"{_NAME_LAYERS}"
             ) from error
     adapted.eval()
+    check_untied(adapted, f"LoRA(target_modules={targets!r})")
     try:
         with torch.no_grad():
             adapted(input_ids=torch.tensor([[1, 2, 3, 4]], device=model.device), use_cache=False)
@@ -348,6 +349,32 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
             f"with adapters raised {type(error).__name__}: {error}. {_NAME_LAYERS}"
         ) from error
     return adapted
+
+
+def check_untied(model: Any, adapters: str) -> None:
+    """Raise `ConfigError` if a layer with an adapter shares its weight with another layer.
+
+    An adapter that is merged into a shared weight changes the other layer too.
+
+    Args:
+        model: the model with adapters.
+        adapters: what the adapters are called in the error message.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.removeprefix("base_model.model."))
+    for layers in names.values():
+        adapted = [
+            name for name in layers if {"base_layer", "original_module"} & {*name.split(".")}
+        ]
+        if adapted and len(layers) > 1:
+            layer = adapted[0].rpartition(".base_layer")[0] or adapted[0]
+            other = next(name for name in layers if name != adapted[0])
+            raise ConfigError(
+                f"{adapters} adapts {layer}, which shares its weight with {other} (as tied "
+                "embeddings do): the adapter cannot be merged into one of the two, so that the "
+                "served and the saved model would be wrong. Adapt neither of the two"
+            )
 
 
 def adapter_base(folder: str | Path) -> str | None:
@@ -387,6 +414,7 @@ def load_adapter(
         dtype: data type of the weights; None for the base model's.
 
     Raises:
+        ConfigError: the adapter is for a layer that shares its weight with another layer.
         ModelError: there is no adapter, or the adapter or its base model cannot be loaded.
     """
     named = adapter_base(folder)
@@ -405,6 +433,7 @@ def load_adapter(
             f"the adapter in {folder} does not fit its base model {base or named}, or peft "
             f"{version('peft')} does not fit transformers {version('transformers')}: {error}"
         ) from error
+    check_untied(adapted, f"the adapter in {folder}")
     return adapted.merge_and_unload().eval()
 
 
@@ -419,7 +448,7 @@ def merge_adapter(
         base: the base model; None for the base model that the adapter names.
 
     Raises:
-        ConfigError: `target` is `folder`.
+        ConfigError: `target` is `folder`; or see `load_adapter`.
         ModelError: see `load_adapter`; or the tokenizer cannot be loaded.
     """
     if Path(target).resolve() == Path(folder).resolve():
@@ -447,6 +476,7 @@ def _quiet_peft() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
         # PEFT adapts itself to GPT-2's layers, and names no layer for its patterns of experts
         warnings.filterwarnings("ignore", message="fan_in_fan_out")
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings")  # an error here
         warnings.filterwarnings("ignore", message=r"The following (rank|alpha)_pattern keys")
         yield
 

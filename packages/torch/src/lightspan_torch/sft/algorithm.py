@@ -29,7 +29,7 @@ from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
-from lightspan_torch.sft.chat_dataset import load_chats
+from lightspan_torch.sft.chat_dataset import NO_ANSWER, has_answer, load_chats
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
 
 POLICY = "policy"
@@ -60,7 +60,8 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     demonstrations: int = 0
     """Number of demonstrations that were imitated."""
     left_out: dict[str, int] = {}
-    """Reason → number of demonstrations, or of calls of the store, that were not imitated."""
+    """Reason → number of demonstrations, answers of them, or calls of the store that were not
+    imitated."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -77,8 +78,9 @@ class SFT:
     damaged attempts.
 
     Chats from any source are left out if they are too long for the model or its chat template
-    refuses them. `SFTResult.left_out` counts what was left out. If the template does not end an
-    answer, the model's end-of-sequence token is added.
+    refuses them. Answers are left out that have no text and no tool call, or `"weight": 0` in their
+    message. `SFTResult.left_out` counts what was left out. If the template does not end an answer,
+    the model's end-of-sequence token is added.
 
     Args:
         model: initial weights: a folder or a hub name.
@@ -173,7 +175,8 @@ class SFT:
         Args:
             demonstrations: a list of chats or `Demonstration`s (token ids), or the path of a
                 `.jsonl` file with a chat on each line. A chat is `{"messages": […], "tools": […]}`
-                or a list of messages; its last message is the assistant's. None with `from_store`.
+                or a list of messages; its last message is the assistant's. An answer may have a
+                `"weight"`, 0 or 1, as in OpenAI's format. None with `from_store`.
             folder: folder for the model, created if necessary.
             reporter: reports progress; None for the terminal.
             resume: whether to continue from the checkpoint that Ctrl-C left. If there is no
@@ -186,7 +189,7 @@ class SFT:
             DataError: the file cannot be read, or no demonstration can be imitated. Or a
                 demonstration does not end with the assistant, has an empty prompt or answer, has an
                 `earlier` outside its prompt, or the chat template renders its prompt differently
-                once the answer is there.
+                once the answer is there, or the weight of a message is invalid.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
@@ -273,10 +276,13 @@ class SFT:
             DataError: a demonstration is malformed, or none can be imitated.
         """
         prepared, example = self._rendered(demonstrations, tokenizer, left_out, is_strict=True)
+        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common())
         if not prepared:
-            raise DataError(f"there is no demonstration to imitate; give at least one{example}")
+            raise DataError(
+                "there is no demonstration to imitate; give at least one"
+                f"{example or (counted and f'; left out: {counted}')}"
+            )
         if left_out:
-            counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common())
             count = len(demonstrations)
             reporter.line(
                 f"{len(prepared)} of {count} demonstrations; left out: {counted}{example}"
@@ -309,7 +315,8 @@ class SFT:
         prepared, example = [], ""
         for index, demo in enumerate(demonstrations):
             try:
-                prepared.append(_prepared(demo, tokenizer, index, self.turns))
+                ids = _prepared(demo, tokenizer, index, self.turns, left_out)
+                prepared += [] if ids is None else [ids]
             except (ModelError, ContextOverflowError) as error:
                 left_out["not for this model"] += 1
                 example = f" (demonstrations[{index}]: {error})"
@@ -436,23 +443,30 @@ def _described(options: Mapping[str, Any]) -> str:
 
 
 def _prepared(
-    demo: Json | Demonstration, tokenizer: TransformersTokenizer, index: int, turns: Turns = "last"
-) -> Demonstration:
-    """Convert a demonstration to token ids, and check it.
+    demo: Json | Demonstration,
+    tokenizer: TransformersTokenizer,
+    index: int,
+    turns: Turns,
+    left_out: Counter[str],
+) -> Demonstration | None:
+    """Convert a demonstration to token ids, and check it; None if no answer is to be imitated.
 
     Args:
         demo: a chat, or token ids.
         tokenizer: the model's tokenizer.
         index: index of the demonstration, for error messages.
         turns: which assistant messages are imitated.
+        left_out: reason → number of answers left out, to which this function adds.
 
     Raises:
         ContextOverflowError: the demonstration is too long for the model.
-        DataError: prompt or answer are empty, or an interval of `earlier` (earlier answers to
-            imitate) is outside the prompt.
+        DataError: prompt or answer are empty, an interval of `earlier` (earlier answers to imitate)
+            is outside the prompt, or the weight of a message is invalid.
         ModelError: the chat template refuses the messages.
     """
-    ids = _tokenise(demo, tokenizer, index, turns)
+    ids = _tokenise(demo, tokenizer, index, turns, left_out)
+    if ids is None:
+        return None
     if not ids.prompt_ids or not ids.response_ids:
         raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
     for start, end in ids.earlier:
@@ -471,8 +485,12 @@ def _prepared(
 
 
 def _tokenise(
-    demo: Json | Demonstration, tokenizer: TransformersTokenizer, index: int, turns: Turns
-) -> Demonstration:
+    demo: Json | Demonstration,
+    tokenizer: TransformersTokenizer,
+    index: int,
+    turns: Turns,
+    left_out: Counter[str],
+) -> Demonstration | None:
     if isinstance(demo, Demonstration):
         return demo
     messages, tools = (demo, None) if isinstance(demo, list) else _chat(demo, index)
@@ -480,21 +498,55 @@ def _tokenise(
         raise DataError(f"demonstrations[{index}] must end with a message of the assistant")
     if len(messages) == 1:
         raise DataError(f"demonstrations[{index}] answers nothing: a message has to come before")
-    prompt, response = _turn(messages, tools, tokenizer, index)
-    if turns == "last":
-        return Demonstration(prompt_ids=prompt, response_ids=response)
+    *others, last = _answers(messages, index, turns, left_out) or [-1]
+    if last < 0:
+        return None
+    prompt, response = _turn(messages[: last + 1], tools, tokenizer, index)
     earlier = []
-    for end, message in enumerate(messages[:-1], start=1):
-        if message.get("role") == "assistant" and end > 1:  # a first message has no prompt
-            turn_prompt, answer = _turn(messages[:end], tools, tokenizer, index)
-            if prompt[: len(turn_prompt) + len(answer)] != turn_prompt + answer:
-                raise DataError(
-                    f"demonstrations[{index}]: the chat template renders messages[{end - 1}] "
-                    'differently once more messages follow; give turns="last", and each turn as a '
-                    "chat of its own"
-                )
-            earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
+    for place in others:
+        turn_prompt, answer = _turn(messages[: place + 1], tools, tokenizer, index)
+        if prompt[: len(turn_prompt) + len(answer)] != turn_prompt + answer:
+            raise DataError(
+                f"demonstrations[{index}]: the chat template renders messages[{place}] "
+                'differently once more messages follow; give turns="last", and each turn as a '
+                "chat of its own"
+            )
+        earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
     return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+
+
+def _answers(
+    messages: Sequence[Mapping[str, Any]], index: int, turns: Turns, left_out: Counter[str]
+) -> list[int]:
+    """Return the places of the answers to imitate among the messages of a chat, in their order.
+
+    Args:
+        messages: the messages; the last is the assistant's.
+        index: index of the demonstration, for error messages.
+        turns: which assistant messages are imitated.
+        left_out: reason → number of answers left out, to which this function adds.
+
+    Raises:
+        DataError: the weight of a message is invalid.
+    """
+    places = []
+    for place, message in enumerate(messages):
+        weight, is_answer = message.get("weight"), message.get("role") == "assistant"
+        if weight not in (None, 0, 1) or (weight and not is_answer):
+            raise DataError(
+                f"demonstrations[{index}]: messages[{place}] has the weight {weight!r}; an answer "
+                "of the assistant may have 0 (left out) or 1 (imitated), other messages none"
+            )
+        # a first message has no prompt
+        if not is_answer or not place or (turns == "last" and place < len(messages) - 1):
+            continue
+        if weight == 0:
+            left_out["with weight 0"] += 1
+        elif not has_answer(message):
+            left_out[NO_ANSWER] += 1
+        else:
+            places.append(place)
+    return places
 
 
 def _turn(

@@ -18,6 +18,7 @@ from lightspan.algorithms.recorded_attempts import (
 )
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.genai_messages import joined_text
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
@@ -77,6 +78,16 @@ def _rejection(
     return "unscored" if score is None else "scored too low"
 
 
+NO_ANSWER: Final = "without an answer"
+"""Reason to leave out an answer for which `has_answer` is False."""
+
+
+def has_answer(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has a text or a tool call."""
+    content = message.get("content")
+    return bool(joined_text(content) or message.get("tool_calls"))
+
+
 _COMPLETE: Final = ("stop", "tool_calls", "function_call", "None")
 """Finish reasons of complete answers. "None" is for servers that send no finish reason."""
 
@@ -110,8 +121,8 @@ def chat_of(call: Call) -> dict[str, Json] | str:
         return "with several answers"
     if str(call.finish) not in _COMPLETE:
         return "cut off"
-    if not answers[0].get("content") and not answers[0].get("tool_calls"):
-        return "without an answer"
+    if not has_answer(answers[0]):
+        return NO_ANSWER
     return {"messages": [*prompt, answers[0]], **({} if tools is None else {"tools": tools})}
 
 

@@ -1,4 +1,4 @@
-"""Follow docs/guides/rewards.md: write every file and run every command."""
+"""Follow docs/guides/judge.md: write every file and run every command."""
 
 from __future__ import annotations
 
@@ -13,28 +13,11 @@ from lightspan_testing.scripted import Request, ScriptedServer
 
 pytestmark = pytest.mark.pages
 
-DESK = """
-import openai
-
-import lightspan
-from lightspan import PromptTemplate
-
-ROUTER = PromptTemplate("Which desk? {mail}")
-TASKS = [{"mail": f"bill {n}", "want": "accounts"} for n in range(6)]
-
-
-@lightspan.rollout
-def route(task, router: PromptTemplate = ROUTER):
-    messages = [{"role": "user", "content": router.format(mail=task["mail"])}]
-    openai.OpenAI().chat.completions.create(model="own", messages=messages)
-    return 0.0
-"""
-
 
 def says(request: Request) -> str:
     """Return the answer of the app's model, of the reflection model, or of the judge."""
     text = request.last_text
-    if request.body["model"] == "own":
+    if request.body["model"] == "gpt-5-nano":
         return "accounts" if "kindly" in text else "No."
     if "You judge" not in text:
         return "<prompt>\nAnswer kindly. {mail}\n</prompt>"
@@ -42,21 +25,11 @@ def says(request: Request) -> str:
     return json.dumps({letter: 9 if "answer: accounts" in said else 2 for letter, said in shown})
 
 
-class LearningFirst(Follower):  # type: ignore[misc]
-    """Follow the page, and train its run before the commands that read it."""
-
-    def run(self, command: str) -> None:
-        if not self.printed:
-            super().run("python learn.py")
-        super().run(command)
-
-
 def test_the_page(tmp_path: Path) -> None:
-    (tmp_path / "desk.py").write_text(DESK)
     with ScriptedServer(says) as server:
         environment = {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
         replace = {"https://api.openai.com/v1": server.url}
-        followed = LearningFirst(tmp_path, replace, **environment).follow("guides/rewards.md")
+        followed = Follower(tmp_path, replace, **environment).follow("guides/judge.md")
     _, exact, kind, short = followed.printed.values()
     learned = json.loads((tmp_path / "runs/kind/prompts.json").read_bytes())
     assert learned["router"]["after"]["template"] == "Answer kindly. {mail}"
