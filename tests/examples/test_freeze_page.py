@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pages import Follower, blocks  # type: ignore[import-not-found]
 
 pytest.importorskip("torch")
 
+from lightspan.schema.routing import make_routing
 from lightspan_testing.scripted import ScriptedServer
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]
@@ -51,3 +53,13 @@ def test_the_page(tmp_path: Path) -> None:
         assert line in printed
     for path in (tmp_path / "runs").rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes()
+
+
+def test_the_mapping() -> None:
+    [text] = [text for kind, name, text in blocks(PAGE) if kind == "python" and not name]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    routing = make_routing({"writer": "policy"}, names["frozen"], "policy")
+    paths = ("planner", "team/checker", "checker", "search_web", "other", "writer")
+    routes = [routing.target(path).route for path in paths]
+    assert routes == ["endpoint", "base", "app", "app", "app", "policy"]

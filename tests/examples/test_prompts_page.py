@@ -6,12 +6,13 @@ The guides import the files of the tutorial.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from pages import Follower  # type: ignore[import-not-found]
+from pages import Follower, blocks  # type: ignore[import-not-found]
 
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_testing.tiny import tiny_model
@@ -38,6 +39,11 @@ def says(request: Request) -> str:
     )
 
 
+def untitled(page: str) -> list[str]:
+    """Return the Python blocks of a page that no file has."""
+    return [text for kind, name, text in blocks(page) if kind == "python" and not name]
+
+
 SMALLER = {
     "Qwen/Qwen2.5-0.5B-Instruct": "tiny",
     "max_rollouts=400": "max_rollouts=40",
@@ -45,6 +51,13 @@ SMALLER = {
     "max_rollouts=2_000": "max_rollouts=56",
 }
 """Replacements that make the page's training of weights shorter."""
+
+
+def test_the_block_on_cost() -> None:
+    [text] = untitled("guides/prompts.md")
+    names: dict[str, Any] = {}
+    exec(text, names)
+    assert names["algorithm"].max_cost == 2.0
 
 
 def test_the_pages(tmp_path: Path) -> None:
@@ -55,6 +68,9 @@ def test_the_pages(tmp_path: Path) -> None:
         followed = Follower(tmp_path, replace, **environment)
         for page in PAGES:
             followed.follow(page)
+        [count] = untitled("guides/learned-prompts.md")
+        followed.write("count.py", count)
+        assert followed.shell("python count.py").stdout == "{'router': 0} {'router': {}}\n"
     learned, inspected, by_agent, beam, both, answered = followed.printed.values()
     assert "runs/both/model\n" in both
     assert "held-out reward: 0.00 -> " in both  # a random model knows no desk
