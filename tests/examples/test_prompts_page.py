@@ -53,7 +53,8 @@ SMALLER = {
 """Replacements that make the page's training of weights shorter."""
 
 
-def test_the_block_on_cost() -> None:
+def test_the_block_on_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
     [text] = untitled("guides/prompts.md")
     names: dict[str, Any] = {}
     exec(text, names)
