@@ -20,7 +20,7 @@ ENDPOINT = "https://api.openai.com/v1"
 KEY = "planner-secret"
 
 
-class Answered(Follower):
+class Answered(Follower):  # type: ignore[misc]
     """Follow a page whose commands, too, name the scripted endpoint."""
 
     def run(self, command: str) -> None:
