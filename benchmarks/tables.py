@@ -113,7 +113,7 @@ def families_table(result: dict[str, Any]) -> str:
     families: dict[str, dict[str, Any] | None] = result["families"]
     kinds = next(list(cells) for cells in families.values() if cells)
     heads = ("family", *kinds)
-    lines = [f"<!-- {_circumstances(result)} -->", f"With {_versions(result)}:", ""]
+    lines = [f"<!-- {_circumstances(result)} -->", "", f"With {_versions(result)}:", ""]
     lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     remarks: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, cells in families.items():
