@@ -26,7 +26,7 @@ def test_it_answers_as_the_merged_model_does(
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in trained.trainable().values():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     trained.export(tmp_path / "adapter")
     trained.export(tmp_path / "merged", merge=True)
     expected = _greedy(tmp_path / "merged")
