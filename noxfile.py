@@ -383,7 +383,7 @@ def tests_quickstart(session: nox.Session) -> None:
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
     """Prove a GPU in ten minutes, after -- options of benchmarks/gpu.py: in an environment of its
-    own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names (docs/guides/devices.md)."""
+    own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names (docs/guides/gpu.md)."""
     if not (python := os.environ.get("LIGHTSPAN_GPU_PYTHON", "")):
         envs.install_example(session, "router")
     run_benchmark(session, python or "python", "benchmarks/gpu.py", *session.posargs)

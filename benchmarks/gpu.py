@@ -10,7 +10,7 @@ uses the packages of this checkout, installed or not. A part whose modules are m
 
 Each part is a process of its own, so that a failure hides no other part. A table of them is
 printed, and a run of all parts writes benchmarks/results/gpu.json (gpu_rehearsal.json for a CPU),
-of which `python benchmarks/tables.py` makes the table in docs/guides/devices.md. The exit
+of which `python benchmarks/tables.py` makes the table in docs/evidence/gpu.md. The exit
 status is 1 if a part failed.
 """
 

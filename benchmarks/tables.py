@@ -53,7 +53,7 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])
         },
-        ROOT / "docs/guides/devices.md": {"gpu": parts_table(results)},
+        ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
         ROOT / "docs/reference/families.md": {
             "families": families_table(results["families"]),
             "versions": versions_table(results),
@@ -113,7 +113,8 @@ def families_table(result: dict[str, Any]) -> str:
     families: dict[str, dict[str, Any] | None] = result["families"]
     kinds = next(list(cells) for cells in families.values() if cells)
     heads = ("family", *kinds)
-    lines = [_circumstances(result), "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines = [f"<!-- {_circumstances(result)} -->", "", f"With {_versions(result)}:", ""]
+    lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     remarks: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, cells in families.items():
         if cells is None:
@@ -182,7 +183,7 @@ def parts_table(results: dict[str, Any]) -> str:
         minutes = f"{result['seconds'] / 60:.1f} minutes"
         lines.append(f"| **{result['device']}**, {_circumstances(result)}, {minutes} | | | |")
         for part in result["parts"]:
-            measured = "; ".join(filter(None, (part["reason"], *map(text_of, part["figures"]))))
+            measured = "<br>".join(filter(None, (part["reason"], *map(text_of, part["figures"]))))
             row = (part["what"], part["state"], f"{part['seconds']:.0f}", measured)
             lines.append(f"| {' | '.join(map(_escaped, row))} |")
     return "\n".join(lines)
@@ -206,8 +207,11 @@ def _minutes(result: dict[str, Any]) -> str:
 
 def _circumstances(result: dict[str, Any]) -> str:
     parts = [result["date"], result["commit"], result["machine"], f"Python {result['python']}"]
-    versions = [f"{name} {version}" for name, version in result.get("versions", {}).items()]
-    return ", ".join([*filter(None, parts), f"load {result['load']}", *versions])
+    return ", ".join(filter(None, [*parts, f"load {result['load']}", _versions(result)]))
+
+
+def _versions(result: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in result.get("versions", {}).items())
 
 
 def _escaped(cell: str) -> str:
