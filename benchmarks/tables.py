@@ -95,9 +95,9 @@ def sessions_table(results: dict[str, Any]) -> str:
 
 
 def environments_table(result: dict[str, Any]) -> str:
-    """Return which packages can be installed beside training, a row each."""
+    """Return which packages can be installed together with training, a row each."""
     shown = ("torch", "transformers", "llguidance", "numpy", "openai")
-    heads = ("beside training", *shown, "")
+    heads = ("with training", *shown, "")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in result["environments"]:
         versions = dict(row["versions"])
@@ -105,7 +105,7 @@ def environments_table(result: dict[str, Any]) -> str:
         rest = ", ".join(f"{name} {version}" for name, version in versions.items())
         note = rest if row["versions"] else f"**impossible**: {row['why']}"
         lines.append(f"| {' | '.join(map(_escaped, (row['name'], *columns, note)))} |")
-    return "\n".join([*lines, "", f"Resolved {_circumstances(result)}."])
+    return "\n".join([*lines, "", f"<!-- resolved {_circumstances(result)} -->"])
 
 
 def families_table(result: dict[str, Any]) -> str:

@@ -20,6 +20,9 @@ import pytest
 
 from lightspan_testing.adapter_harness import Says, Stage, Turn
 from lightspan_testing.adapter_suite import instructions, tree
+from lightspan_testing.attempts import captured
+from lightspan_testing.scripted import ScriptedServer
+from tests.adapters.guide_pages import import_page
 from tests.adapters.layers import (
     FRAMEWORKS,
     MARKS,
@@ -31,6 +34,7 @@ from tests.adapters.layers import (
     OpenAIAgents,
     PlainPython,
     attempt_of,
+    client,
     instrumented,
 )
 
@@ -151,6 +155,21 @@ def test_a_client_of_another_framework_is_asked_once(stage: Stage, tmp_path: Pat
 
 
 # --- the page -------------------------------------------------------------------------------
+async def test_the_program_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("langgraph", "openai_agents")
+    from agents import set_trace_processors
+    from agents.models import _openai_shared
+
+    set_trace_processors([])
+    with ScriptedServer("14") as server, instrumented(FRAMEWORKS):
+        page = import_page("nesting", tmp_path, monkeypatch, server.url)
+        monkeypatch.setattr(_openai_shared, "_default_openai_client", client(server.url))
+        monkeypatch.setattr(_openai_shared, "_use_responses_by_default", False)
+        with captured() as run:
+            assert await page["learning"].answer(page["train"].tasks[7]) == 1.0
+    assert run.calls == ["ask/helper"]
+
+
 ESTABLISHED: Final[set[tuple[str, str, str, str]]] = set()
 """(outer, inner, mode, place) of each test that has found the path `ask/helper`."""
 OWN_WAYS: Final = {

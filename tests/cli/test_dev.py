@@ -154,7 +154,7 @@ def test_a_hanging_app_ends_at_the_limit(project: Path, tiny: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("dry run: 1 rollouts, 8 at once, 1 s each at most\n")
     assert "lightspan: all 1 rollouts failed, the first: timeout" in done.stderr
-    assert "! fit would stop: no model call was seen: all 1 rollouts failed" in done.stdout
+    assert "! 1 of 1 rollouts failed, first of all: timeout: the app ran longer" in done.stdout
 
 
 @pytest.mark.slow

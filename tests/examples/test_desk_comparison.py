@@ -1,4 +1,4 @@
-"""Test the table of the help desk's comparison, and that the README contains it."""
+"""Test the table of the help desk's comparison, and that the page of evidence contains it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from desk_example.candidates import CANDIDATES, GOOD
 from desk_example.comparison import interval, table
 from desk_example.training import held_out_tasks
 
-DESK = Path(__file__).parents[2] / "examples" / "desk"
+ROOT = Path(__file__).parents[2]
 
 
 def test_intervals() -> None:
@@ -22,13 +22,13 @@ def test_intervals() -> None:
     assert wider[1] - wider[0] > high - low
 
 
-def test_the_readme_shows_what_was_measured() -> None:
-    measured = comparison.read(DESK / "measured.jsonl")
+def test_the_page_shows_what_was_measured() -> None:
+    measured = comparison.read(ROOT / "examples" / "desk" / "measured.jsonl")
     assert set(measured.answers) == {PROMPT, *CANDIDATES}
-    readme = (DESK / "README.md").read_text("utf-8")
-    assert table(measured) in readme
-    assert table(measured, replayed=True) in readme
-    assert table(measured, GOOD) in readme
+    page = (ROOT / "docs" / "evidence" / "desk.md").read_text("utf-8")
+    assert table(measured) in page
+    assert table(measured, replayed=True) in page
+    assert table(measured, GOOD) in page
     held_out = len(held_out_tasks())
     assert {len(each.held_out) for each in measured.answers.values()} == {held_out}
     assert {len(each.held_out) for each in measured.searches} == {held_out}

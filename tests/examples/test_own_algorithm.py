@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan.errors import ConfigError
 from lightspan.lightning import build_episode
@@ -85,3 +86,8 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
     assert gain is not None
     assert gain.n == 32
     assert gain.low > 0.2, result.summary()
+
+
+def test_the_page_has_the_files_as_they_are() -> None:
+    written = {name: text for _, name, text in blocks("tutorials/own-algorithm.md") if name}
+    assert written == {path.name: path.read_text("utf-8") for path in EXAMPLE.glob("*.py")}

@@ -1,13 +1,17 @@
-"""Follow docs/tutorials/production.md: write every file and run every command."""
+"""Follow docs/tutorials/production.md: write every file and run every command.
+
+The blocks of docs/guides/feedback.md are then run on the store of that page.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pages import Follower, printed  # type: ignore[import-not-found]
+from pages import Follower, blocks, printed  # type: ignore[import-not-found]
 
 pytest.importorskip("langchain_openai")
 
@@ -55,3 +59,20 @@ def test_what_was_good_is_imitated(followed: Follower) -> None:
 def test_what_went_wrong_is_asked_again(followed: Follower) -> None:
     asked = printed(followed, "LIGHTSPAN_STORE= python replay.py").splitlines()
     assert [line.partition(" -> ")[2] for line in asked] == ["About password?", "About order?"]
+
+
+def test_the_guide_on_feedback(followed: Follower) -> None:
+    first = lines(followed, "answers.jsonl")[0]["attempt"]
+    program, rate, use = [text for _, _, text in blocks("guides/feedback.md")]
+    shown = re.findall(r"at-[0-9a-f]{32}", program)[0]
+    assert shown[-8:] in rate
+    (followed.folder / "rate.py").write_text(program.replace(shown, first))
+    for command in ("python rate.py", rate.replace(shown[-8:], first[-8:]), use):
+        done = followed.shell(command)
+        assert done.returncode == 0, done.stderr
+    # the three good ones, now that the first is one
+    assert [line["messages"][-1]["content"] for line in lines(followed, "good.jsonl")] == [
+        "About password?",
+        "About invoice?",
+        "About invoice?",
+    ]

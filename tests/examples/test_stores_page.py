@@ -1,4 +1,4 @@
-"""Run the commands of docs/guides/stores.md for a store behind HTTP."""
+"""Run the commands of the pages on stores: docs/guides/store-over-http.md, prune-and-backup.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ pytest.importorskip("aiohttp")
 from pages import PORT, blocks  # type: ignore[import-not-found]
 from serve_process import serving_store  # type: ignore[import-not-found]
 
+from lightspan import Trainer
 from lightspan.cli import main
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.reward import Reward
@@ -33,7 +35,9 @@ def test_what_is_old_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [command] = [
-        text for _, _, text in blocks("guides/stores.md") if text.startswith("lightspan prune ")
+        text
+        for _, _, text in blocks("guides/prune-and-backup.md")
+        if text.startswith("lightspan prune ")
     ]
     monkeypatch.chdir(tmp_path)
     asyncio.run(recorded("sqlite:agents.db"))
@@ -43,7 +47,9 @@ def test_what_is_old_is_forgotten(
 
 def test_a_file_in_use_is_copied(tmp_path: Path) -> None:
     """Check that the copy also has the data that are still in the write-ahead log."""
-    [command] = [text for _, _, text in blocks("guides/stores.md") if text.startswith("python -c ")]
+    [command] = [
+        text for _, _, text in blocks("guides/prune-and-backup.md") if text.startswith("python -c ")
+    ]
 
     async def copied() -> None:
         async with open_store(f"sqlite:{tmp_path}/agents.db") as store:
@@ -60,7 +66,7 @@ def test_a_file_in_use_is_copied(tmp_path: Path) -> None:
 def test_a_store_behind_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [text.splitlines() for _, _, text in blocks("guides/stores.md")]
+    found = [text.splitlines() for _, _, text in blocks("guides/store-over-http.md")]
     [served] = [lines for lines in found if lines[0].startswith("export TRAINER_KEY=")]
     [elsewhere] = [lines for lines in found if lines[0].startswith("export LIGHTSPAN_STORE_KEY=")]
     keys = {"TRAINER_KEY": "t" * 64, "RUNNER_KEY": "r" * 64}
@@ -78,3 +84,24 @@ def test_a_store_behind_http(
     said = capsys.readouterr().out
     assert f"{url}: recorded in production\n1 attempts by service: desk 1" in said
     assert " 0.75 " in said
+
+
+@pytest.mark.parametrize("page", ["postgresql", "store-over-http", "ray"])
+def test_the_programs_of_the_pages(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the programs are valid up to the training itself."""
+    called: list[Trainer] = []
+
+    def fit(trainer: Trainer, *_: object) -> SimpleNamespace:
+        called.append(trainer)
+        return SimpleNamespace(summary=str)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    programs = [
+        text
+        for kind, _, text in blocks(f"guides/{page}.md")
+        if kind == "python" and "__main__" in text
+    ]
+    for program in programs:
+        exec(program, {"__name__": "__main__"})
+    assert len(called) == len(programs) > 0

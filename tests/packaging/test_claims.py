@@ -58,12 +58,14 @@ def pin(name: str, constraints: str) -> str:
 def test_the_support_matrix_is_what_is_declared_and_tested(adapter: str) -> None:
     floors = declared(adapter)
     assert set(floors) == set(FRAMEWORKS[adapter])
-    page = unwrapped(text_of(f"packages/{adapter}/README.md"))
+    guide = f"docs/guides/{adapter.replace('_', '-')}.md"
+    pages = [unwrapped(text_of(name)) for name in (guide, f"packages/{adapter}/README.md")]
     for name, shown in FRAMEWORKS[adapter].items():
         oldest, newest = pin(name, f"{adapter}-oldest"), pin(name, f"{adapter}-latest")
         assert floors[name] == oldest
         assert f"{shown} {oldest} to {newest}" in README
-        assert re.search(rf"{name} >= {re.escape(oldest.removesuffix('.0'))}(\.0)?\b", page)
+        floor = rf"{name} >= {re.escape(oldest.removesuffix('.0'))}(\.0)?\b"
+        assert all(re.search(floor, page) for page in pages)
 
 
 # --- frameworks without an adapter -----------------------------------------------------------

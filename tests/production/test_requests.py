@@ -1,4 +1,4 @@
-"""Test requests of web servers (docs/tutorials/production.md): middleware and left streams."""
+"""Test requests of web servers (docs/guides/fastapi.md): middleware and left streams."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
+from lightspan_tools.dry_run.analysis import shared_ids
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
 from tests.reports.dry_runs import dev, scripted
@@ -194,8 +195,10 @@ def test_a_misspelt_agent_is_named_with_what_there_is(
     rl: Callable[..., Any], dry_apps: Any
 ) -> None:
     report = dev(rl, dry_apps.says, ["1", "0"], algorithm={"optimize": "writter"})
-    assert report.warnings[0] == (
-        "fit would stop: no agent matches 'writter'. Did you mean 'writer'? Agents: 'writer'"
+    assert report.warnings[0].startswith("4 of 4 rollouts were lost, first of all: infrastructure")
+    assert report.warnings[1].startswith(
+        "not reached yet, as no rollout ended well: no agent matches 'writter'. Did you mean "
+        "'writer'? Agents: 'writer'; checked once one does. To check"
     )
     assert "no call would be trained (no selected agent called a model)" in report.warnings
     [writer] = report.agents
@@ -209,8 +212,8 @@ def test_calls_that_no_agent_made_beside_those_of_agents(
     assert [(agent.path, agent.calls) for agent in report.agents] == [("app", 4), ("writer", 4)]
     assert report.warnings[-1] == (
         "4 of 8 calls were made outside every agent (their path is `app`): if one is an agent's, "
-        'name it by `with lightspan.agent("name"):` around the call, or as the README of your '
-        "framework's adapter says"
+        'name it by `with lightspan.agent("name"):` around the call, or as your '
+        "framework's page in docs/guides says"
     )
 
 
@@ -234,6 +237,24 @@ def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> 
     assert (unscored.code, unscored.calls) == ("unscored", 1)
     assert unscored.text == "the episode has no usable reward, which is not a reward of zero"
     assert report.warnings[2].startswith("1 of 4 calls would be rejected (1 unscored: ")
+
+
+def test_different_tasks_with_one_id_are_named(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    one, two, other = {"id": "a", "q": "x"}, {"id": "a", "q": "y"}, {"id": 2, "q": "x"}
+    assert list(shared_ids([one, other, {"q": "x", "id": "a"}, "text", "text"])) == []
+    twice = [one, two, other, {"id": "2", "q": "x"}]
+    assert list(shared_ids(twice)) == [
+        "train[0] and train[1] differ and have one id (a) (likewise 1 other id): messages, inspect "
+        "and export show them as one task; give each task an id of its own"
+    ]
+    algorithm = rl(group_size=2, tasks_per_step=1)
+    trainer = Trainer(
+        algorithm, engine=scripted({"": ["1", "0"]}), reporter=SilentReporter(), folder=tmp_path
+    )
+    report = trainer.dev(dry_apps.says, [other, one, two], count=1, group_size=2)
+    assert any(text.startswith("train[1] and train[2] differ") for text in report.warnings)
 
 
 def test_calls_of_a_failed_try_are_counted_and_rejected_without_a_failure_reward(

@@ -24,6 +24,7 @@ from lightspan import LightningRL, LoRA, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import Rejection
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
@@ -80,6 +81,24 @@ def test_a_call_of_a_group_without_variance_has_the_reason(tiny: Path, tmp_path:
         assert [(line["verdict"], line["reason"]) for line in lines] == 2 * [
             ("trained", "advantage 0: all rollouts of its group have the same reward")
         ]
+
+
+@pytest.mark.parametrize("keeps_explanations", [False, True])
+def test_no_call_of_a_step_that_has_not_ended_was_trained(
+    one_step: tuple[Path, list[Row]], tmp_path: Path, keeps_explanations: bool
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(one_step[0], run)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if json.loads(line)["kind"] != "train"))
+    if not keeps_explanations:
+        shutil.rmtree(run / "explanations")
+    found = [row for row in exported(run, "transitions") if row["mode"] == "train"]
+    assert len(found) == 24
+    assert {(row["verdict"], row["reason"]) for row in found} == {
+        ("rejected", Rejection.UNUSED.text)
+    }
 
 
 def test_spans_are_those_of_the_store(one_step: tuple[Path, list[Row]]) -> None:

@@ -198,6 +198,7 @@ def test_rewards_on_calls_count_as_they_did_in_the_run(
     config = LightningRL("a/model", credit=credit).config()
     folder.write_config({**config, "run_id": "run"})
     asyncio.run(_stepwise_run(folder))
+    folder.add_metrics({"kind": "train", "step": 0})
     assert f"coverage of calls: {coverage}\n" in inspect_run(tmp_path)
 
 

@@ -238,10 +238,31 @@ async def test_a_wrong_token_ends_the_runner(
 
 
 # --- the page ---------------------------------------------------------------------------------
-def test_a_gpu_box_and_four_cpu_boxes_take_fifteen_commands() -> None:
-    gpu, cpu = [text for kind, _, text in blocks("guides/runners.md") if kind == "sh"]
-    assert len(gpu.splitlines()) + 4 * len(cpu.splitlines()) == 15
-    assert ".venv/bin/lightspan runner --join 10.0.0.5:41234/" in cpu
+PAGE = "guides/runners.md"
+
+
+def test_a_trainer_and_two_runners_take_nine_commands() -> None:
+    trainer, runner = [text for kind, _, text in blocks(PAGE) if kind == "sh"]
+    assert len(trainer.splitlines()) + 2 * len(runner.splitlines()) == 9
+    assert ".venv/bin/lightspan runner --join 10.0.0.5:41234/" in runner
+
+
+def test_the_example_of_the_page(programs: Programs) -> None:
+    """Check that the page's trainer and two runners train its app on one machine."""
+    files = {name: text for _, name, text in blocks(PAGE) if name}
+    here = files["train.py"].replace("Hosts(16)", 'Hosts(16, address="127.0.0.1")')
+    here = here.replace("steps=12", "steps=1").replace('"start"', f'"{programs.folder}/start"')
+    here = here.replace("runs/first", f"{programs.folder}/run")
+    (programs.folder / "train.py").write_text(here)
+    (programs.folder / "headlines.py").write_text(files["headlines.py"])
+    trainer = programs.start(sys.executable, programs.folder / "train.py")
+    join = programs.says(trainer, r"lightspan runner --join (\S+) headlines:answer")
+    command = [sys.executable, "-m", "lightspan.cli", "runner", "--join", join]
+    options = ["--app-dir", programs.folder, "headlines:answer"]
+    runners = [programs.start(*command, *options) for _ in range(2)]
+    assert re.search(r"^held-out reward: ", programs.ends(trainer), re.MULTILINE)
+    for runner in runners:
+        assert " is complete" in programs.ends(runner)
 
 
 def test_messages_on_the_page_are_those_that_are_printed() -> None:
@@ -250,12 +271,18 @@ def test_messages_on_the_page_are_those_that_are_printed() -> None:
         *ROOT.glob("packages/gateway/src/**/*.py"),
     ]
     texts = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
-    rows = re.findall(
-        r"^\| `(.*?)` \|", (ROOT / "docs/guides/runners.md").read_text(), re.MULTILINE
-    )
-    assert len(rows) == 5
+    page = (ROOT / "docs" / PAGE).read_text().partition("## If something does not fit")[2]
+    rows = re.findall(r"^\| `(.*?)` ", page, re.MULTILINE)
+    assert len(rows) == 7
+    places = {
+        "HOST:PORT": "{join.place}",
+        "NAME is … s behind": "{peer.peer_id} is {abs(seconds):.0f} s ",
+    }
     for row in rows:
-        assert row.replace("HOST:PORT", "{join.place}").removesuffix("…") in texts, row
+        text = row.removesuffix("…")
+        for on_page, in_source in places.items():
+            text = text.replace(on_page, in_source)
+        assert text in texts, row
 
 
 # --- network namespaces -----------------------------------------------------------------------

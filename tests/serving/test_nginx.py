@@ -1,4 +1,4 @@
-"""Test of the nginx configuration of `docs/guides/stores.md` with nginx, if it is installed."""
+"""Test of the nginx configuration of `docs/guides/store-over-http.md`, if nginx is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.serving.test_relay import BODY, TOKENIZER, training
 from tests.stores.test_remote_tls import certificate  # noqa: F401
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-PAGE = Path(__file__).parents[2] / "docs/guides/stores.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/store-over-http.md"
 AROUND = """
 daemon off;
 master_process off;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,10 @@ from autogen_core.tools import FunctionTool
 
 from lightspan_autogen import LightspanRuntime, agents, instrument, uninstrument
 from lightspan_testing.adapter_suite import Turn
+from lightspan_testing.attempts import captured
+from lightspan_testing.scripted import ScriptedServer
 from packages.autogen.tests.autogen_apps import INFO, SAYS, TEAM, Rig, lines, two
+from tests.adapters.guide_pages import import_page, shown
 
 pytestmark = pytest.mark.usefixtures("installed_autogen")
 
@@ -172,12 +174,14 @@ def test_agents_of_what_cannot_be_seen(rig: Rig) -> None:
 
 
 # --- the package ----------------------------------------------------------------------------
-def test_the_readme(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the README's app, and compare its agents with the comment in the README's training."""
-    monkeypatch.setenv("OPENAI_API_KEY", "key")
-    readme = Path(__file__).parents[3] / "packages" / "autogen" / "README.md"
-    app, training = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    compile(training, "training", "exec")
-    names: dict[str, Any] = {}
-    exec(compile(app, "app", "exec"), names)
-    assert f"# {agents(names['make_team']())}" in training
+@pytest.mark.filterwarnings("ignore:Resolved model mismatch")  # the server echoes the name
+async def test_the_page(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the app on the page, and compare its agents with those that the page shows."""
+    page = import_page("autogen", tmp_path, monkeypatch, server.url)
+    assert shown("autogen") == [str(agents(page["haiku"].make_team()))]
+    with captured() as run:
+        assert await page["learning"].answer(page["train"].topics[0]) == 0.0
+    await page["haiku"].client.close()
+    assert run.calls == ["poets/writer", "poets/reviser"]

@@ -1,10 +1,8 @@
-"""Test installing the adapter, `agents()`, and the README's program."""
+"""Test installing the adapter, `agents()`, and the program on the adapter's page."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from lightspan_crewai import LightspanListener, agents, uninstrument
 from lightspan_testing.attempts import captured, tree
 from lightspan_testing.scripted import ScriptedServer
 from packages.crewai.tests.crewai_apps import WARNINGS, WRITER, a_task, an_agent, crew_of
+from tests.adapters.guide_pages import import_page, shown
 
 pytestmark = [*WARNINGS, pytest.mark.usefixtures("installed_crewai")]
 
@@ -66,19 +65,12 @@ def test_agents_by_their_settings(server: ScriptedServer) -> None:
 
 
 # --- the package ----------------------------------------------------------------------------
-def test_the_readme(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[3] / "packages/crewai/README.md").read_text()
-    app, of_rollout = (block.split("```")[0] for block in text.split("```python\n")[1:])
-    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key")
-    module = ModuleType("haiku")
-    monkeypatch.setitem(sys.modules, "haiku", module)
-    exec(app, module.__dict__)
-    names: dict[str, Any] = {"__name__": "haiku_rollout"}
-    exec(of_rollout, names)
-    assert str(agents(module.crew)) in text
+def test_the_page(server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the app on the page, and compare its agents with those that the page shows."""
+    page = import_page("crewai", tmp_path, monkeypatch, server.url)
+    assert shown("crewai") == [str(agents(page["haiku"].crew))]
     with captured() as run:
-        assert names["haiku"].function({"season": "winter", "topic": "rain"}) == 0.0
+        assert page["learning"].answer(page["train"].topics[0]) == 0.0
     assert [line.strip() for line in tree(run.spans) if "chat" in line] == [
         "chat @{season} poet",
         "chat @editor",

@@ -1,8 +1,7 @@
-"""Test installing the adapter, `agents()`, and the README's program."""
+"""Test installing the adapter, `agents()`, and the program on the adapter's page."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightspan_langgraph import LightspanCallback, _hook, agents, uninstrument
 from lightspan_testing.attempts import captured
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import TWO_NODES, USER, asks, chat, graph_of, two_nodes
+from tests.adapters.guide_pages import import_page, shown
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
 
@@ -90,16 +90,10 @@ def test_agents_built_inside_a_node_make_the_list_incomplete(server: ScriptedSer
 
 
 # --- the package ----------------------------------------------------------------------------
-def test_the_readme(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the README's app, and compare its agents with the comment in the README's training."""
-    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-    monkeypatch.setenv("OPENAI_API_KEY", "key")
-    readme = Path(__file__).parents[3] / "packages" / "langgraph" / "README.md"
-    app, training = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    compile(training, "training", "exec")
-    names: dict[str, Any] = {}
-    exec(compile(app, "app", "exec"), names)
-    assert f"# {agents(names['graph'])}" in training
+def test_the_page(server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the app on the page, and compare its agents with those that the page shows."""
+    page = import_page("langgraph", tmp_path, monkeypatch, server.url)
+    assert shown("langgraph") == [str(agents(page["haiku"].graph))]
     with captured() as run:
-        names["graph"].invoke(USER)
+        assert page["learning"].answer(page["train"].topics[0]) == 0.0
     assert run.calls == ["write", "revise"]

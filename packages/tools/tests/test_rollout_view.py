@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightspan_tools.rollout_view import _trained_coverage
 
 
 def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
-    """The run does not record the capabilities; its explanations show which calls were trained."""
+    """The run does not record the capabilities; its explanations and counters show them."""
     records = [
         make_record("plain"),
         make_record("left", sequence=(3, 4)),
@@ -24,18 +25,27 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
     episode = build_episode(make_attempt(), make_rollout(), [], records)
     judge = partial(classify_calls, episode, Selection.of().routing)
 
-    def rejections(*explained: str) -> list[Rejection | None]:
+    bound, truncated, unused = (
+        Rejection.CONSTRAINED,
+        Rejection.TRUNCATED_SAMPLING,
+        Rejection.UNUSED,
+    )
+    both = (bound, truncated)
+
+    def rejections(
+        *explained: str, supported: Sequence[Rejection] = (), is_explained: bool = True
+    ) -> list[Rejection | None]:
         explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
-        coverage = _trained_coverage(judge, explanations, {}, is_explained=bool(explained))
+        coverage = _trained_coverage(
+            judge, explanations, {}, supported=supported, is_explained=is_explained
+        )
         return [entry.rejection for entry in coverage.entries]
 
-    bound, truncated = Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING
-    assert rejections() == [None, None, bound, bound, truncated]
-    assert rejections("plain") == [None, Rejection.UNUSED, bound, bound, truncated]
+    assert rejections(is_explained=False) == [None, None, bound, bound, truncated]
+    assert rejections("plain") == [None, unused, bound, bound, truncated]
+    assert rejections("plain", supported=both) == [None, unused, unused, unused, unused]
     learned = rejections("plain", "grammar", "truncated")
-    assert learned == [None, Rejection.UNUSED, None, bound, None]
+    assert learned == [None, unused, None, bound, None]
     # a step that says that it learned from nothing, as one that searched for prompts
-    nothing = [
-        entry.rejection for entry in _trained_coverage(judge, {}, {}, is_explained=True).entries
-    ]
-    assert nothing == [Rejection.UNUSED, Rejection.UNUSED, bound, bound, truncated]
+    assert rejections() == [unused, unused, bound, bound, truncated]
+    assert rejections(supported=both) == [unused] * 5

@@ -40,7 +40,6 @@ class LightspanError(Exception):
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
-        self.add_note("lightspan's docs/troubleshooting.md explains messages by their beginnings")
 
 
 class ConfigError(LightspanError, ValueError):

@@ -7,6 +7,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import LightningRL
@@ -330,6 +331,59 @@ def test_the_scale_includes_the_credit_of_failed_tries(estimator: Any, expected:
     assert sum(each.advantage for each in final) == pytest.approx(0)
 
 
+EQUAL = statistics.stdev([1, 1, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "credit", "expected"),
+    [
+        ("grpo", "terminal", [-1 / EQUAL, 0, 0]),
+        ("grpo", "discounted", [-0.75 / EQUAL, 0, 0.25 / EQUAL]),
+        ("grpo", "anchor", [-0.75 / EQUAL, 0, 0.25 / EQUAL]),
+        ("grpo", "at_grpo", [-1.5, 0, 0.5]),
+        ("grpo", "gigpo", [-1 / EQUAL, 0, 0]),
+        ("reinforce++", "terminal", [-1 / EQUAL, 0, 0]),
+        ("reinforce++_baseline", "terminal", [-2, 0, 0]),
+        ("dr_grpo", "terminal", [-1, 0, 0]),
+        ("dr_grpo", "discounted", [-0.75, 0, 0.25]),
+        ("rloo", "terminal", [-1, 0, 0]),
+        ("rloo", "discounted", [-1, 0, 1 / 3]),
+    ],
+)
+@pytest.mark.parametrize("unit", ["rollout", "agent"])
+def test_a_failed_try_is_punished_in_a_group_of_equal_rewards(
+    estimator: Any, credit: Any, unit: Any, expected: list[float]
+) -> None:
+    """Check the advantages of the failed try, of the one after it, and of other rollouts."""
+    episodes = [score_failure(retried(n, 1.0, 2 if n == 0 else 1), 0) for n in range(4)]
+    algorithm = LightningRL(MODEL, group_size=4, estimator=estimator, credit=credit, unit=unit)
+    batch = algorithm.build(episodes)
+    why = {key: each.advantage for key, each in batch.explanations.items()}
+    keys = [("at-g-0", "c0", 0), ("at-g-0", "c1", 0), ("at-g-3", "c0", 0)]
+    assert [why[key] for key in keys] == pytest.approx(expected)
+    assert "groups:identical" not in batch.counters
+    assert "zero:identical" not in batch.counters
+    assert "ro-g-0" in {row.rollout_id for row in batch.rows}
+
+
+def test_a_group_of_equal_rewards_with_a_failed_try_is_not_replaced() -> None:
+    tries = [score_failure(retried(n, 1.0, 2 if n == 0 else 1), 0) for n in range(2)]
+    equal = [replace(each, group_id="h", attempt_id=f"h{n}") for n, each in enumerate(tries)]
+    equal = [replace(each, failure_reward=None) for each in equal]
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=1, resample=1)
+    assert algorithm.replaced([*tries, *equal]) == {"h"}
+    assert algorithm.replaced([*equal, *tries]) == {"h"}
+    low = [score_failure(each, 1.0) for each in tries]  # no less than the reward
+    assert algorithm.replaced([*low, *equal]) == {"g"}
+
+
+def test_equal_rewards_have_no_advantage_by_rounding_beside_a_failed_try() -> None:
+    episodes = [score_failure(retried(n, 0.1 + n * 1e-11, 2 if n == 0 else 1), 0) for n in range(3)]
+    batch = LightningRL(MODEL, group_size=3).build(episodes)
+    assert [batch.explanations[f"at-g-{n}", "c0", 0].advantage for n in (1, 2)] == [0.0, 0.0]
+    assert {row.rollout_id for row in batch.rows} == {"ro-g-0"}
+
+
 def test_gigpo_does_not_give_a_failed_try_the_return_of_its_rollout() -> None:
     episodes = [score_failure(retried(n, float(n == 0), 2 if n == 0 else 1), 0) for n in range(2)]
     why = LightningRL(MODEL, group_size=2, credit="gigpo").build(episodes).explanations
@@ -458,10 +512,56 @@ def test_agents_are_checked_after_training_rollouts_with_all_that_was_seen() -> 
         RolloutChecks(routing, print).check([episode("g", 0, 1.0)])
 
 
+BROKEN: dict[str, Any] = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
+UNREACHED = (
+    "not reached yet, as no rollout ended well: no agent matches 'report'. Agents: 'writer'; "
+    "checked once one does. To check the names before any rollout, name all agents: fit(…, "
+    "agents=[…])"
+)
+
+
+def test_an_agent_that_no_rollout_reached_because_all_failed_is_awaited() -> None:
+    notes: list[str] = []
+    routing = LightningRL(MODEL, optimize=["writer", "report"]).routing()
+    checks = RolloutChecks(routing, notes.append)
+    failed = [episode("g", n, None, message="KeyError: 'log'", **BROKEN) for n in range(2)]
+    checks.check(failed)
+    assert notes == [
+        "100 % of the rollouts failed (mostly app_error; for example task g: KeyError: 'log')",
+        UNREACHED,
+    ]
+    assert not checks.agents_checked
+    with pytest.raises(UnknownAgentError) as raised:
+        checks.check([failed[0], episode("h", 0, 1.0)])
+    assert str(raised.value) == (
+        "no agent matches 'report'. Agents: 'writer'. 1 of 2 rollouts did not end well: "
+        "mend that first, or name all agents: fit(…, agents=[…])"
+    )
+    reached = replace(episode("h", 0, 1.0), calls=())
+    call = msgspec.structs.replace(episode("h", 0, 1.0).calls[0], agent_path="report")
+    checks.check([replace(reached, calls=(call,))])
+    assert checks.agents_checked
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL])
+def test_an_error_about_failures_names_the_agents_that_were_not_reached(mode: Mode) -> None:
+    checks = RolloutChecks(LightningRL(MODEL, optimize="report").routing(), lambda text: None)
+    lost = {"status": AttemptStatus.LOST, "outcome": Outcome.INFRASTRUCTURE}
+    episodes = [replace(each, mode=mode) for each in failing(1, "refused", **lost)]
+    with pytest.raises(RewardError) as raised:
+        checks.check(episodes)
+    assert str(raised.value).endswith(f"refused (pid 100); {UNREACHED}")
+
+
 @pytest.mark.parametrize(
     ("failed", "said"),
     [
-        (2, "no model call was seen: all 2 rollouts failed, the first: app_error: boom"),
+        (
+            1,
+            "no model call was seen: 1 of 2 rollouts failed, the first: app_error: boom; in the "
+            "others the app made no model call through the OpenAI SDK in its own process, nor to "
+            "OPENAI_BASE_URL",
+        ),
         (
             0,
             "the app made no model call through the OpenAI SDK in its own process, nor to "

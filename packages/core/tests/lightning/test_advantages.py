@@ -13,6 +13,7 @@ from lightspan.lightning.advantages import (
     dr_grpo,
     grpo,
     normalise,
+    ppo,
     rloo,
 )
 
@@ -163,3 +164,12 @@ def test_the_agent_unit_with_one_agent_is_the_rollout_unit(estimator):
     rollouts = [Observation(f"r{n}", f"g{n % 2}", v) for n, v in enumerate(values)]
     agents = [Observation(f"r{n}", f"g{n % 2}", v, "writer") for n, v in enumerate(values)]
     assert normalise(estimator, rollouts) == normalise(estimator, agents)
+
+
+def test_a_failed_try_gives_ppo_a_scale_and_a_group_of_one_nothing():
+    """Check that only the failed try differs from equal values."""
+    [scale] = {each.scale for each in ppo([1, 1, 1, 1], [0])}
+    assert scale == pytest.approx(statistics.stdev([1, 1, 1, 1, 0]))
+    for rule in (grpo, dr_grpo, rloo):
+        assert [each.zero_reason for each in rule([1], [0])] == [ONE]
+        assert [each.zero_reason for each in rule([1, 1], [1])] == [IDENTICAL] * 2

@@ -457,7 +457,7 @@ def test_rewards_by_group_feed_dynamic_sampling():
     ]
     rewards = returns(episodes)
     assert rewards == {"a": [1.0, 1.0], "b": [0.0, 1.0, None]}
-    assert list(groups_without_variance(rewards)) == ["a"]
+    assert list(groups_without_variance(rewards, {})) == ["a"]
 
 
 def test_rewards_on_calls_count_for_dynamic_sampling_where_the_rule_pays_for_them():
@@ -469,7 +469,7 @@ def test_rewards_on_calls_count_for_dynamic_sampling_where_the_rule_pays_for_the
 
 def returns(episodes, step_rewards=False):
     coverages = [classify_calls(episode, ALL, step_rewards=step_rewards) for episode in episodes]
-    return group_rewards(episodes, coverages)
+    return group_rewards(episodes, coverages)[0]
 
 
 def test_a_reward_that_is_nobodys_credit_is_in_no_return():
@@ -484,7 +484,7 @@ def test_a_reward_that_is_nobodys_credit_is_in_no_return():
         episodes.append(rollout(name, 1.0, (1, 1), agents=both, spans=[paid]))
     writer = Selection.of("writer").routing
     coverages = [classify_calls(episode, writer, step_rewards=True) for episode in episodes]
-    assert group_rewards(episodes, coverages) == {"g": [1.0, 1.0]}
+    assert group_rewards(episodes, coverages)[0] == {"g": [1.0, 1.0]}
     batch = batch_of(episodes, credit=discounted(), routing=writer)
     assert batch.counters["groups:identical"] == 1
     assert batch.counters["unused_step_rewards"] == 2

@@ -227,7 +227,7 @@ def test_a_block_that_misses_its_calls_is_logged(
     assert [len(one.calls) for one in read_recorded(url)] == [0, 1, 0, 1]
     [line] = [line for line in caplog.messages if "another context" in line]
     assert "'ticket'" in line
-    assert "use the ASGI middleware of docs/production.md" in line
+    assert "use the ASGI middleware of docs/guides/fastapi.md" in line
 
 
 @pytest.mark.parametrize("run", [in_a_generator, in_a_dependency])

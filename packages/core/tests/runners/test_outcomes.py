@@ -17,7 +17,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import AttemptStatus, Outcome, Rollout, RolloutStatus
 from lightspan.schema.redaction import MAX_TEXT_LENGTH
 from lightspan.schema.reward import Reward
-from lightspan.schema.routing import Routing
+from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.stores.protocol import Store
 from lightspan_testing.scripted import Reply, ScriptedServer
@@ -242,6 +242,39 @@ def test_only_what_words_can_cause_is_a_failure_of_the_app(
     assert classify(tool, None).outcome is Outcome.APP_ERROR
 
 
+@pytest.mark.parametrize("is_gateway", [False, True])
+async def test_a_lost_attempt_names_the_endpoint_and_the_agent(
+    store: Store, is_gateway: bool
+) -> None:
+    def app(task: Any) -> None:
+        import openai
+
+        with lightspan.agent("desk"), lightspan.agent("writer"):
+            client = openai.OpenAI(
+                base_url="http://user:secret-word@127.0.0.1:9/v1",
+                default_query={"key": "secret-word"},
+                api_key="x",
+                max_retries=0,
+            )
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "1"}])
+
+    with ScriptedServer([Reply(drop=True)]) as gateway:
+        target = WRITER.target if is_gateway else Target(route=Route.APP)
+        resources = {"routing": Routing(gateway_url=gateway.origin, default=target)}
+        await enqueue(store, ["task"], resources, max_infrastructure_tries=1)
+        async with running(store, app):
+            await finished(store)
+    [attempt] = await store.attempts(["ro-0"])
+    where = (
+        f"the training's gateway, {gateway.origin}/v1/chat/completions"
+        if is_gateway
+        else "the app's endpoint, http://127.0.0.1:9/v1/chat/completions"
+    )
+    assert (attempt.status, attempt.outcome) == (AttemptStatus.LOST, Outcome.INFRASTRUCTURE)
+    assert attempt.message.endswith(f" ({where}, called by desk/writer)")
+    assert "secret-word" not in attempt.message
+
+
 async def test_an_async_app_that_takes_too_long(store: Store) -> None:
     await enqueue(store, [{"seconds": 60}], timeout_s=0.01)
     async with running(store, apps.sleeps_async) as runner:
@@ -302,4 +335,7 @@ async def test_an_app_that_goes_on_without_the_answer_of_a_gateway_that_failed(
     if status is AttemptStatus.LOST:
         assert attempt.outcome is Outcome.INFRASTRUCTURE
         assert attempt.reward is None
-        assert attempt.message.startswith("the app went on without the answer to a model call: ")
+        assert attempt.message.startswith(
+            f"the app went on without the answer to a model call of app to the gateway "
+            f"{gateway.origin}: "
+        )

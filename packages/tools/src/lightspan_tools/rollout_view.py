@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -125,6 +125,11 @@ async def read_views(
     mismatches = {step: run.mismatches(step) for step in by_step}
     folder = run.path / EXPLANATIONS  # a file of a step may hold no explanation
     explained = {step for step in by_step if (folder / f"step-{step:06d}.json").exists()}
+    lines = run.metrics()
+    complete = {line["step"] for line in lines if line["kind"] == "train"}
+    # The capabilities of engine and learner are not stored; the steps count what they rejected.
+    rejected = {key for line in lines for key, count in line.items() if count}
+    supported = [each for each in _DECLARABLE if f"calls/rejected:{each}" not in rejected]
     views = []
     for state, episode, step in zip(states, episodes, steps, strict=True):
         rollout = state.rollout
@@ -143,8 +148,14 @@ async def read_views(
         is_waiting = (
             trained_in and rollout.mode is Mode.TRAIN and rollout.group_id not in trained_in
         )
-        is_explained = step in explained and not is_waiting
-        coverage = _trained_coverage(classify, explanations, unfit, is_explained=is_explained)
+        is_complete = step in complete and not is_waiting
+        coverage = _trained_coverage(
+            classify,
+            explanations if is_complete else {},
+            unfit,
+            supported=supported,
+            is_explained=step in explained or not is_complete,
+        )
         views.append(RolloutView(state, episode, coverage, step, explanations, unfit))
     return views
 
@@ -189,24 +200,27 @@ def _trained_coverage(
     explanations: Mapping[str, Explanation],
     mismatches: Mapping[str, str],
     *,
+    supported: Collection[Rejection],
     is_explained: bool,
 ) -> Coverage:
     """Determine for each call of an episode whether it was trained, and if not, why.
 
-    A call is rejected if the update left it out. This is known only if the step stored explanations
-    of its advantages (how each was computed). Otherwise such calls are shown as trained.
+    A call is rejected if the update left it out. This is known only if the step is not complete or
+    stored explanations of its advantages (how each was computed). Otherwise such calls are shown as
+    trained.
 
     Args:
         classify: `classify_calls` with the episode as its argument.
         explanations: call id → how the call's advantage was computed in this step.
         mismatches: call id → reason, for calls whose tokens the learner could not follow in their
             grammar.
-        is_explained: whether the step stored explanations, even if there were none to store.
+        supported: reasons of `_DECLARABLE` for which no step of the run rejected a call.
+        is_explained: whether the step stored explanations, even if there were none to store, or is
+            not complete.
     """
-    coverage = classify()
     if not is_explained and not mismatches:
-        return coverage
-    # The capabilities of engine and learner are not stored; the explanations show which were used.
+        return classify()
+    coverage = classify(supported=supported if is_explained else ())
     widest, explained = classify(supported=_DECLARABLE), explanations.keys() | mismatches.keys()
     entries = tuple(
         wide if _key(coverage.attempt_id, wide.call) in explained else entry

@@ -97,8 +97,7 @@ def _rate_of(spec: PolicySpec, count: Callable[[str], int]) -> Rate:
     except ModelError as error:
         rate = default_rate(UNKNOWN, lora=spec.lora is not None)
         return Rate(rate, f"{kind} of a large model, because its size is unknown: {error}")
-    preposition = "of" if spec.lora is None else "on"
-    why = f"{kind} {preposition} {_size(parameters)} parameters"
+    why = f"{kind} {'of' if spec.lora is None else 'on'} {_size(parameters)} parameters"
     return Rate(default_rate(parameters, lora=spec.lora is not None), why)
 
 

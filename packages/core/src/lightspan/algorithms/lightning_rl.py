@@ -400,39 +400,32 @@ class LightningRL(LightningSettings, Algorithm):
             return episodes
         episodes = await trainer.rollouts(trainer.next_tasks(self.tasks_per_step), self.group_size)
         for _ in range(self.resample):
-            if not (missing := self._missing_groups(episodes)):
+            count, flat = self._flat_groups(episodes)
+            if (missing := self.tasks_per_step - count + len(flat)) <= 0:
                 return episodes
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
         return episodes
 
-    def _missing_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return how many more groups with different returns (total rewards) the step needs."""
-        rewards = self._returns(episodes)
-        varying = len(rewards) - len(advantages.groups_without_variance(rewards))
-        return max(0, self.tasks_per_step - varying)
+    def _flat_groups(self, episodes: Sequence[Episode]) -> tuple[int, list[str]]:
+        """Return the number of groups, and the ids of those that do not change the weights.
 
-    def _returns(self, episodes: Sequence[Episode]) -> dict[str, list[float | None]]:
-        """Return group id → total reward of each rollout.
-
-        Automatic intermediate rewards (`air`) are included. None stands for a rollout that is
-        unfinished, damaged or unscored.
+        The returns (total rewards) of their rollouts, automatic intermediate rewards (`air`)
+        included, are all the same, as is the credit of any failed try.
         """
         coverages = self.coverages(episodes)
         added = bonuses(self.air, self.credit, episodes, coverages)
-        return group_rewards(episodes, coverages, added)
+        rewards, failed = group_rewards(episodes, coverages, added)
+        return len(rewards), list(advantages.groups_without_variance(rewards, failed))
 
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
         """Return the ids of the groups that `resample` replaces; empty without `resample`.
 
-        A group whose rollouts all have the same total reward does not change the weights, so
-        `resample` runs further groups. Each group beyond `tasks_per_step` replaces one group of
-        equal rewards, the earliest first.
+        A group whose rollouts all have the same total reward, without a failed try, does not change
+        the weights, so `resample` runs further groups. Each group beyond `tasks_per_step` replaces
+        one such group, the earliest first.
         """
-        if not self.resample:
-            return set()
-        rewards = self._returns(episodes)
-        surplus = max(0, len(rewards) - self.tasks_per_step)
-        return set(list(advantages.groups_without_variance(rewards))[:surplus])
+        count, flat = self._flat_groups(episodes) if self.resample else (0, [])
+        return set(flat[: max(0, count - self.tasks_per_step)])
 
     def build(
         self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
@@ -500,10 +493,9 @@ class LightningRL(LightningSettings, Algorithm):
         It runs rollouts, builds the batch, updates the weights by minibatches and publishes them.
         """
         episodes = await self.collect(trainer)
-        if not self._was_scored:
-            self._was_scored = check_scored(
-                episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
-            )
+        self._was_scored = self._was_scored or check_scored(
+            episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
+        )
         coverages = await reject_mismatches(trainer, self.coverages(episodes))
         self._was_computed = self._was_computed or check_computed(coverages)
         builder = self.prepare(episodes, trainer.versions, coverages)
@@ -511,9 +503,7 @@ class LightningRL(LightningSettings, Algorithm):
             batch = builder.finish()
         else:
             rows = builder.rows()
-            values: list[list[float]] = []
-            if rows:
-                values = await trainer.learn(partial(trainer.learner.values, rows))
+            values = await trainer.learn(partial(trainer.learner.values, rows)) if rows else []
             lam = self._critic_warmup.lambda_(self.critic)
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
@@ -531,9 +521,7 @@ class LightningRL(LightningSettings, Algorithm):
         The divisor is the mean number of trained tokens per rollout. Dr. GRPO needs one constant
         for the whole run.
         """
-        return (
-            self.estimator == "dr_grpo" and self.weight == "token" and self.token_constant is None
-        )
+        return (self.estimator, self.weight, self.token_constant) == ("dr_grpo", "token", None)
 
     @property
     def _token_constants(self) -> Mapping[str, float]:

@@ -80,8 +80,7 @@ class Query:
     def matches(self, attempt: Attempt) -> bool:
         """Return whether the attempt started between `since` and `until`; `service` is ignored."""
         since = -math.inf if self.since is None else self.since
-        until = math.inf if self.until is None else self.until
-        return since <= attempt.started_at < until
+        return since <= attempt.started_at < (math.inf if self.until is None else self.until)
 
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

@@ -108,8 +108,7 @@ class SpanEnd(NamedTuple):
         """
         if isinstance(error, GeneratorExit):
             return cls(SpanStatus.UNSET)
-        attributes = semconv.exception_attributes(error)
-        return cls(SpanStatus.ERROR, text_of(error), attributes)
+        return cls(SpanStatus.ERROR, text_of(error), semconv.exception_attributes(error))
 
 
 SUCCEEDED: Final = SpanEnd()

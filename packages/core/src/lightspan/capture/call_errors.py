@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from lightspan.schema.semconv import HEADER_AGENT
 
 _MODEL_CLIENTS: Final = frozenset({"openai", "anthropic"})
 _REFUSALS: Final = frozenset({401, 403, 408, 429})
@@ -57,3 +60,19 @@ def is_unreachable(error: BaseException, gateway_url: str | None) -> bool:
         or broken in ("api_error", "overloaded_error")
         or (not is_gateway and status in _REFUSALS)
     )
+
+
+def describe_request(error: BaseException, gateway_url: str | None, caller: str) -> str:
+    """Return where the request of an `is_unreachable` error went, and which agent made it.
+
+    Args:
+        error: the exception.
+        gateway_url: base URL of the gateway; None without a gateway.
+        caller: path of the agent whose call failed last; empty if unknown.
+    """
+    request = error.request  # type: ignore[attr-defined]
+    parts = urlsplit(str(request.url))  # keys may be in its query, or before the host
+    url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    agent = unquote(str(request.headers.get(HEADER_AGENT, ""))) or caller
+    whose = "the training's gateway" if url.startswith(f"{gateway_url}/") else "the app's endpoint"
+    return f"{whose}, {url}{f', called by {agent}' if agent else ''}"

@@ -176,8 +176,7 @@ def set_agent_in_block(agent: AgentContext, entering: FrameType) -> Callable[[],
 
 # --- outside every attempt ------------------------------------------------------------------
 def _ambient(recorder: NullRecorder) -> AgentContext:
-    scope = AttemptContext(mode=Mode.PRODUCTION, recorder=recorder, is_outside=True)
-    return AgentContext(scope)
+    return AgentContext(AttemptContext(mode=Mode.PRODUCTION, recorder=recorder, is_outside=True))
 
 
 _RECORDING: Final = _ambient(LostRewardRecorder())

@@ -103,8 +103,7 @@ def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callab
     @wraps(original)
     def start(self: threading.Thread) -> None:
         # A pool's worker outlives the attempt in which it starts, so it must not inherit.
-        worker = getattr(self, "_target", None)
-        is_worker = getattr(worker, "__module__", "") in _POOLS
+        is_worker = getattr(getattr(self, "_target", None), "__module__", "") in _POOLS
         if patch.on and current_context() is not None and not is_worker:
             self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
         original(self)

@@ -256,7 +256,7 @@ def _warn_of_context(name: str) -> None:
     log.warning(
         "lightspan: the block %r ended in another context than it began in, without a model call: "
         "calls of threads, tasks and handlers are attempts of their own. Decorate the generator, "
-        "make FastAPI's dependency async, or use the ASGI middleware of docs/production.md",
+        "make FastAPI's dependency async, or use the ASGI middleware of docs/guides/fastapi.md",
         name,
     )
 

@@ -39,8 +39,7 @@ def sync_client(sdk: Sdk, origin: str) -> Any:
             if not state.clients:
                 atexit.register(close)
             http = sdk.module().DefaultHttpxClient(trust_env=False, **_tls_options(origin))
-            kind = getattr(sdk.module(), sdk.client)
-            state.clients[key] = _bare_client(sdk, kind, origin, http)
+            state.clients[key] = _bare_client(sdk, getattr(sdk.module(), sdk.client), origin, http)
         return state.clients[key]
 
 
@@ -65,8 +64,7 @@ async def async_client(sdk: Sdk, origin: str) -> Any:
     clients = state.async_clients.setdefault(asyncio.get_running_loop(), {})
     if key not in clients:
         http = sdk.module().DefaultAsyncHttpxClient(trust_env=False, **_tls_options(origin))
-        kind = getattr(sdk.module(), f"Async{sdk.client}")
-        client = _bare_client(sdk, kind, origin, http)
+        client = _bare_client(sdk, getattr(sdk.module(), f"Async{sdk.client}"), origin, http)
         closer = _close_at_shutdown(client)
         clients[key] = client, closer
         await anext(closer)
@@ -94,8 +92,7 @@ def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
         origin: scheme, host and port of the gateway.
         http: client of httpx that sends the requests.
     """
-    base_url = origin.rstrip("/") + sdk.base
-    client = kind(api_key="per-call", base_url=base_url, http_client=http)
+    client = kind(api_key="per-call", base_url=origin.rstrip("/") + sdk.base, http_client=http)
     if sdk is OPENAI:
         client.organization = client.project = None
     else:
@@ -107,8 +104,7 @@ def _bare_client(sdk: Sdk, kind: Any, origin: str, http: Any) -> Any:
 
 async def aclose() -> None:
     """Close the clients of the running event loop. A runner calls it before its loop ends."""
-    clients = state.async_clients.pop(asyncio.get_running_loop(), {})
-    for _, closer in clients.values():
+    for _, closer in state.async_clients.pop(asyncio.get_running_loop(), {}).values():
         await closer.aclose()
 
 

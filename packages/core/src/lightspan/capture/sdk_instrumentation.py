@@ -386,7 +386,8 @@ class SdkCall:
         else:
             is_undelivered = _is_undelivered(error)
             if is_undelivered or is_unreachable(error, self.origin):
-                self._settle(f"{type(error).__name__}: {text_of(error)}")
+                where = f"of {self.path} to the gateway {self.origin}"
+                self._settle(f"{where}: {type(error).__name__}: {text_of(error)}")
             if not is_undelivered:
                 return  # the gateway recorded its answer
             outcome = CallOutcome.UNDELIVERED

@@ -12,8 +12,9 @@ set the baseline too. Every other credit rule compares calls with calls
 (`lightspan.lightning.baselines`).
 
 The credit of failed tries (`Episode.retried`) counts in deviations, so that a constant added to all
-rewards cannot let one failed try outweigh the batch. It counts in no mean of returns, because other
-agents of the rollout had no part in it.
+rewards cannot let one failed try outweigh the batch, and a group whose rollouts differ in nothing
+else still learns from it. It counts in no mean of returns, because other agents of the rollout had
+no part in it.
 
 | estimator | baseline | scale | population |
 |---|---|---|---|
@@ -30,7 +31,7 @@ tokens, which gives long rollouts more influence; here each observation counts o
 An advantage is exactly 0, with a `ZeroReason`, in three cases:
 
 - the group has one observation;
-- the values of the group are identical but for rounding (`identical`);
+- the values of the group and its failed tries are identical but for rounding (`identical`);
 - the value is unscored (None, NaN or infinity). It is then left out of every statistic.
 
 `ppo` compares with no other rollout. So only the last case gives it a zero advantage, and in the
@@ -43,8 +44,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from statistics import fmean
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -94,7 +96,7 @@ class Observation(msgspec.Struct, frozen=True):
     agent: str = ""
     """Agent path with unit `agent`; empty with unit `rollout`."""
     failed: float | None = None
-    """Credit of failed tries in the rollout, which counts in the scale only; None without any."""
+    """Credit of failed tries in the rollout, which counts in no mean; None without any."""
 
 
 # --- one population ---------------------------------------------------------------------------
@@ -113,29 +115,29 @@ def grpo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[B
         >>> [round(each.advantage(1.0), 3) for each in grpo([1, 0, 0, 0, 0, 0, 0, 0])][0]
         2.475
     """
-    return _fill(values, lambda scored: [(fmean(scored), spread([*scored, *failed]))] * len(scored))
+    return _fill(values, failed, lambda s: [(fmean(s), spread([*s, *failed]))] * len(s))
 
 
-def dr_grpo(values: Sequence[float | None]) -> list[BaselineScale]:
+def dr_grpo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[BaselineScale]:
     """Return for each value the mean of all as baseline, and 1 as scale.
 
-    This is Dr. GRPO (arXiv 2503.20783).
+    This is Dr. GRPO (arXiv 2503.20783). `failed` has the credits of failed tries.
     """
-    return _fill(values, lambda scored: [(fmean(scored), 1.0)] * len(scored))
+    return _fill(values, failed, lambda scored: [(fmean(scored), 1.0)] * len(scored))
 
 
-def rloo(values: Sequence[float | None]) -> list[BaselineScale]:
+def rloo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[BaselineScale]:
     """Return for each value the mean of the other values as baseline, and 1 as scale.
 
     This is RLOO (arXiv 2402.14740). With G values, its advantages are those of Dr. GRPO times
-    G / (G - 1).
+    G / (G - 1). `failed` has the credits of failed tries.
     """
 
     def others(scored: list[float]) -> list[tuple[float, float]]:
         total = math.fsum(scored)
         return [((total - value) / (len(scored) - 1), 1.0) for value in scored]
 
-    return _fill(values, others)
+    return _fill(values, failed, others)
 
 
 def ppo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[BaselineScale]:
@@ -145,10 +147,8 @@ def ppo(values: Sequence[float | None], failed: Sequence[float] = ()) -> list[Ba
     is used, because the critic gives the baseline. The deviation has ddof 1.
     """
     return [
-        statistics
-        if statistics.zero_reason is ZeroReason.UNSCORED
-        else msgspec.structs.replace(statistics, zero_reason=None)
-        for statistics in grpo(values, failed)
+        s if s.zero_reason is ZeroReason.UNSCORED else msgspec.structs.replace(s, zero_reason=None)
+        for s in grpo(values, failed)
     ]
 
 
@@ -175,17 +175,23 @@ def _scored(values: Sequence[float | None]) -> list[float]:
 
 
 def _fill(
-    values: Sequence[float | None], rule: Callable[[list[float]], list[tuple[float, float]]]
+    values: Sequence[float | None],
+    failed: Sequence[float],
+    rule: Callable[[list[float]], list[tuple[float, float]]],
 ) -> list[BaselineScale]:
     """Return baseline and scale of each value, by `rule` if some advantage is not zero.
 
     Args:
         values: values that are compared with each other; None, NaN and infinity are left out.
+        failed: credits of failed tries.
         rule: function that returns (baseline, scale) of each remaining value.
     """
     scored = _scored(values)
-    size, reason = len(scored), _zero_reason(scored)
-    pairs = iter(rule(scored) if reason is None else [(fmean(scored), 1.0) for _ in scored])
+    size, reason = len(scored), _zero_reason(scored, failed)
+    results = rule(scored) if reason is None else [(fmean(scored), 1.0) for _ in scored]
+    if reason is None and identical(scored):  # only failed tries differ: no advantage by rounding
+        results = [(value, scale) for value, (_, scale) in zip(scored, results, strict=True)]
+    pairs = iter(results)
     return [
         BaselineScale(0.0, 1.0, size, ZeroReason.UNSCORED)
         if usable(value) is None
@@ -194,17 +200,18 @@ def _fill(
     ]
 
 
-def _zero_reason(scored: Sequence[float]) -> ZeroReason | None:
+def _zero_reason(scored: Sequence[float], failed: Sequence[float]) -> ZeroReason | None:
     """Return why each advantage among the values `scored` is zero; None if there is no reason.
 
     Args:
         scored: values that are compared with each other. None, NaN and infinity have been removed.
+        failed: credits of failed tries.
     """
     if not scored:
         return ZeroReason.UNSCORED
     if len(scored) == 1:
         return ZeroReason.GROUP_OF_ONE
-    return ZeroReason.IDENTICAL if identical(scored) else None
+    return ZeroReason.IDENTICAL if identical([*scored, *failed]) else None
 
 
 def spread(values: Sequence[float]) -> float:
@@ -231,14 +238,18 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     check_choice("estimator", estimator, ESTIMATORS)
     if estimator == "reinforce++_baseline":
         return _apply(observations, lambda o: o.agent, _centre_by_group)
-    rules: dict[str, Any] = {"dr_grpo": lambda v, _: dr_grpo(v), "rloo": lambda v, _: rloo(v)}
-    rule = rules.get(estimator, ppo if estimator == "ppo" else grpo)
-    of_batch = estimator in BATCH_ESTIMATORS
+    rules: dict[str, _Rule] = {"dr_grpo": dr_grpo, "rloo": rloo, "ppo": ppo}
+    rule, of_batch = rules.get(estimator, grpo), estimator in BATCH_ESTIMATORS
     return _apply(
-        observations,
-        lambda o: ("" if of_batch else o.group_id, o.agent),
-        lambda p: rule([o.value for o in p], [o.failed for o in p if o.failed is not None]),
+        observations, lambda o: ("" if of_batch else o.group_id, o.agent), partial(_compare, rule)
     )
+
+
+_Rule = Callable[[Sequence[float | None], Sequence[float]], list[BaselineScale]]
+
+
+def _compare(rule: _Rule, group: Sequence[Observation]) -> list[BaselineScale]:
+    return rule([o.value for o in group], [o.failed for o in group if o.failed is not None])
 
 
 def _apply(
@@ -268,7 +279,7 @@ def _centre_by_group(batch: Sequence[Observation]) -> list[BaselineScale]:
     Args:
         batch: all observations of a batch.
     """
-    centred = _apply(batch, lambda o: o.group_id, lambda group: dr_grpo([o.value for o in group]))
+    centred = _apply(batch, lambda o: o.group_id, partial(_compare, dr_grpo))
     differences = [
         statistics.advantage(number)
         for statistics, observation in zip(centred, batch, strict=True)
@@ -293,13 +304,16 @@ def places_by(items: Sequence[T], key: Callable[[T], Hashable]) -> dict[Hashable
     return places
 
 
-def groups_without_variance(rewards: Mapping[str, Sequence[float | None]]) -> dict[str, ZeroReason]:
+def groups_without_variance(
+    rewards: Mapping[str, Sequence[float | None]], failed: Mapping[str, Sequence[float]]
+) -> dict[str, ZeroReason]:
     """Return group id → reason, for the groups whose advantages are all zero.
 
     Args:
         rewards: group id → total reward of each rollout; None for a rollout without reward.
+        failed: group id → credits of failed tries; a group without any may be left out.
     """
-    reasons = {group_id: _zero_reason(_scored(values)) for group_id, values in rewards.items()}
+    reasons = {g: _zero_reason(_scored(rewards[g]), failed.get(g, ())) for g in rewards}
     return {group_id: reason for group_id, reason in reasons.items() if reason is not None}
 
 

@@ -134,8 +134,7 @@ def by_rollout(calls: Sequence[CallCredit], estimator: Estimator) -> list[Compar
     for call in calls:
         statistics = call.statistics
         share = statistics.scale / _scale(statistics, estimator)
-        excess = share * (call.penalty - others.mean(call))
-        baseline = statistics.baseline + call.penalty - excess
+        baseline = statistics.baseline + call.penalty - share * (call.penalty - others.mean(call))
         comparisons.append(_compare_rollouts(statistics)._replace(baseline=baseline))
     return comparisons
 

@@ -58,7 +58,7 @@ from lightspan.lightning.credit import Credit, baseline_of, terminal, unused_ste
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
-from lightspan.lightning.returns import return_of
+from lightspan.lightning.returns import failed_tries, return_of
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, state_of
@@ -441,10 +441,9 @@ def _member(
         key: credit + shaping.credits.get(key, 0.0) + penalties.get(key, 0.0)
         for key, credit in rule(episode, coverage).items()
     }
-    value, limit = return_of(episode, coverage, shaping.total), episode.failure_reward
-    retried = () if limit is None else credits.keys() & episode.retried
-    failed = {key: min(value, limit or 0.0) for key in retried}
-    credits |= {key: min(credits[key], limit or 0.0) for key in retried}
+    value = return_of(episode, coverage, shaping.total)
+    failed = failed_tries(episode, coverage, value)
+    credits |= {key: min(credits[key], episode.failure_reward or 0.0) for key in failed}
     usable, rejected = usable_transitions(trained_transitions(episode, coverage), config.max_length)
     agents = tuple(dict.fromkeys(call.agent_path for call in coverage.turns.calls))
     member = _Member(
@@ -691,11 +690,13 @@ def _count(
     coverages: Sequence[Coverage],
 ) -> None:
     of_group: dict[str, list[float | None]] = {episode.group_id: [] for episode in episodes}
+    failed: dict[str, list[float]] = defaultdict(list)
     for member in members:
         of_group[member.episode.group_id].append(member.value)
+        failed[member.episode.group_id] += member.failed.values()
     counters.update("retried" for member in members for _ in member.failed)
     counters["groups"] = len(of_group)
-    counters.update(f"groups:{why}" for why in groups_without_variance(of_group).values())
+    counters.update(f"groups:{why}" for why in groups_without_variance(of_group, failed).values())
     for coverage in coverages:
         counters.update(f"rejected:{entry.rejection}" for entry in coverage.rejected)
     unused = sum(

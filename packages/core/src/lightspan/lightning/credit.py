@@ -353,8 +353,7 @@ def placed_rewards(episode: Episode, turns: Turns) -> PlacedRewards:
     shared: list[list[float]] = [[] for _ in range(turns.count)]
     selected = {call.call_id: turn for call, turn in turns}
     unplaced = 0
-    rewarded = {call.call_id: call for call in episode.calls if call.reward is not None}
-    for call in rewarded.values():
+    for call in {call.call_id: call for call in episode.calls if call.reward is not None}.values():
         start, reward = call.sequence_start, call.reward
         is_selected = call.call_id in selected
         turn = selected[call.call_id] if is_selected else turns.ended_before(start or 0)

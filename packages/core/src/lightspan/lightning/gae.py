@@ -86,8 +86,7 @@ def gae(
         key = valued[place].key
         ahead = [valued[after].key for after in following[place]]
         weights = {other: gamma ** (turn_of[other] - turn_of[key]) / len(ahead) for other in ahead}
-        between = to_go[key] - _weighted(to_go, weights)
-        surprise = between + _weighted(values, weights) - values[key]
+        surprise = to_go[key] - _weighted(to_go, weights) + _weighted(values, weights) - values[key]
         advantages[key] = surprise + lam * _weighted(advantages, weights)
     return {call.key: advantages[call.key] for call in valued}
 

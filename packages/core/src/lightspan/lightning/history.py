@@ -187,8 +187,7 @@ def _tool_spans(episode: Episode) -> list[Span]:
     spans = [span for span in episode.spans if span.kind is SpanKind.TOOL]
     spans.sort(key=lambda span: (span.start_ns, span.span_id))
     once = {span.span_id: span for span in spans}
-    named = {_tool_id(span) or f"span:{span.span_id}": span for span in once.values()}
-    return list(named.values())
+    return list({_tool_id(span) or f"span:{span.span_id}": span for span in once.values()}.values())
 
 
 def _tool_id(span: Span) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from lightspan.lightning.credit import final_reward, placed_rewards
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.selection import Coverage
 
 
@@ -34,12 +34,27 @@ def return_of(episode: Episode, coverage: Coverage, bonus: float = 0.0) -> float
     return math.fsum(rewards)
 
 
+def failed_tries(episode: Episode, coverage: Coverage, value: float) -> dict[CallKey, float]:
+    """Return call in a failed try (`Episode.retried`) → number that stands for the return.
+
+    Only calls of agents to train are included. Empty without a failure reward.
+
+    Args:
+        episode: a scored episode.
+        coverage: status of the episode's calls.
+        value: return (total reward) of the rollout.
+    """
+    limit, calls = episode.failure_reward, coverage.turns.calls
+    keys = () if limit is None else [call.key for call in calls if call.key in episode.retried]
+    return dict.fromkeys(keys, min(value, limit or 0.0))
+
+
 def group_rewards(
     episodes: Sequence[Episode],
     coverages: Sequence[Coverage],
     bonuses: Mapping[str, float] | None = None,
-) -> dict[str, list[float | None]]:
-    """Return group id → return (total reward) of each of its rollouts.
+) -> tuple[dict[str, list[float | None]], dict[str, list[float]]]:
+    """Return group id → return (total reward) of each rollout, and → credits of failed tries.
 
     None stands for a rollout that the statistics leave out: unfinished, damaged or unscored.
 
@@ -51,9 +66,12 @@ def group_rewards(
     """
     bonuses = bonuses or {}
     returns: dict[str, list[float | None]] = defaultdict(list)
+    failed: dict[str, list[float]] = defaultdict(list)
     for episode, coverage in zip(episodes, coverages, strict=True):
-        scored = episode.scored(coverage.step_rewards)
-        counts = episode.finished and not episode.capture_errors and scored
-        bonus = bonuses.get(episode.attempt_id, 0.0)
-        returns[episode.group_id].append(return_of(episode, coverage, bonus) if counts else None)
-    return dict(returns)
+        scored, group = episode.scored(coverage.step_rewards), episode.group_id
+        value = None
+        if episode.finished and not episode.capture_errors and scored:
+            value = return_of(episode, coverage, bonuses.get(episode.attempt_id, 0.0))
+            failed[group] += failed_tries(episode, coverage, value).values()
+        returns[group].append(value)
+    return dict(returns), dict(failed)

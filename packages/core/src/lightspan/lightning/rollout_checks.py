@@ -10,7 +10,13 @@ from typing import Final, NamedTuple
 
 from lightspan.errors import AppError, RewardError, UnknownAgentError, UnsupportedError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.selection import Coverage, Rejection, check_agents, sub_agent_patterns
+from lightspan.lightning.selection import (
+    Coverage,
+    Rejection,
+    check_agents,
+    sub_agent_patterns,
+    unknown_agents,
+)
 from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
@@ -40,6 +46,7 @@ WAY_OUT: Final = (
     "for, and the agent's name as the model; or use the OpenAI SDK"
 )
 """Advice on how to point any client at the attempt's endpoint."""
+_DECLARE: Final = "name all agents: fit(…, agents=[…])"
 
 
 class RolloutChecks:
@@ -78,9 +85,9 @@ class RolloutChecks:
             AppError: the app failed in the same way in all of the latest rollouts.
             RewardError: all of the latest rollouts were lost, or have no reward for the same
                 reason.
-            UnknownAgentError: in the first training batch, a pattern matches no agent that calls a
-                model; or in an evaluation before it, of `ENOUGH_TASKS` tasks or more, no pattern of
-                `optimize=` matches any agent.
+            UnknownAgentError: in the first training batch in which a rollout ended well, a pattern
+                matches no agent that calls a model; or in such an evaluation before it, of
+                `ENOUGH_TASKS` tasks or more, no pattern of `optimize=` matches any agent.
             UnsupportedError: in `ENOUGH_TASKS` tasks or in all tasks, the agents to train made no
                 call, or no call that can be trained (`check_trainable`).
         """
@@ -94,8 +101,12 @@ class RolloutChecks:
             self.agents_checked = check_patterns(
                 self._routing, self._declared, self._agents, self._callers, episodes
             )
+        is_unknown = not (self.agents_checked or self._declared)
+        unreached = why_unreached(self._routing, self._agents, episodes) if is_unknown else ""
+        if trained and unreached:
+            self._note(unreached)
         is_val = len(episodes) >= ENOUGH_TASKS and all(e.mode is Mode.VAL for e in episodes)
-        if is_val and self._agents and not (self.agents_checked or self._declared):
+        if is_val and self._agents and is_unknown and not unreached:
             selected = [rule.pattern for rule in self._routing.rules if rule.target.selected]
             if selected and selected == self._routing.unmatched(self._agents):
                 check_agents(self._routing, self._agents)
@@ -103,10 +114,10 @@ class RolloutChecks:
             return  # a dry run reports untrainable calls and failures itself
         if not self._calls_checked:
             self._calls_checked = self._trainable(episodes)
-        self._check_alike(episodes)
+        self._check_alike(episodes, unreached)
 
-    def _check_alike(self, episodes: Sequence[Episode]) -> None:
-        """Raise an error if all of the latest rollouts failed in the same way.
+    def _check_alike(self, episodes: Sequence[Episode], unreached: str) -> None:
+        """Raise an error, with `unreached`, if all of the latest rollouts failed in the same way.
 
         The error comes later if a model had answered, or if rollouts succeeded before. Then the
         next answers or prompts may work, so more rollouts are awaited.
@@ -130,12 +141,13 @@ class RolloutChecks:
             is_early or is_enough or not first.finished
         ):
             return
-        advice = "" if is_early else ". If an answer can cause it, return a low reward for it"
+        can_answer = is_app and not is_early
+        advice = ". If an answer can cause it, return a low reward for it" if can_answer else ""
         raise (AppError if is_app else RewardError)(
             f"the latest {plural(len(failed), 'rollout')}, of {plural(len(tasks), 'task')}, all "
             f"{'failed alike' if is_app else 'are unscored'} ({first.outcome}), so there is "
             f"nothing to learn from. The first, of task {first.task_id}: "
-            f"{_error_of(first)}{advice if is_app else ''}"
+            f"{_error_of(first)}{advice}{f'; {unreached}' if unreached else ''}"
         )
 
     def _trainable(self, episodes: Sequence[Episode]) -> bool:
@@ -147,12 +159,11 @@ class RolloutChecks:
         Raises:
             UnsupportedError: `ENOUGH_TASKS` tasks, or all tasks, have no trainable call.
         """
-        callers = callers_of(episodes)
         try:
             if check_trainable(self._routing, episodes):
                 return True
             is_train = any(episode.mode is Mode.TRAIN for episode in episodes)
-            if is_train and (reason := _why_idle(self._routing, callers, episodes)):
+            if is_train and (reason := _why_idle(self._routing, callers_of(episodes), episodes)):
                 raise UnsupportedError(reason)
             return False
         except UnsupportedError as error:
@@ -310,14 +321,17 @@ def check_patterns(
     Raises:
         UnknownAgentError: a pattern matches no agent. Or it matches only agents that leave all
             calls to their sub-agents. Or `declared` is None, and no agent that the pattern matches
-            has called a model.
+            has called a model. Not raised if `declared` is None and no episode ended well, because
+            its agents may act later.
     """
-    paths = declared or agents
-    if not paths and (routing.rules or routing.serves):
+    if not declared and all(map(is_cut, episodes)):
+        return False
+    if not (declared or agents) and (routing.rules or routing.serves):
         raise UnknownAgentError(why_no_call(episodes))
-    check_agents(routing, paths)
-    idle = [rule for rule in routing.rules if not any(map(rule.matches, callers))]
-    for rule in idle:
+    cut = 0 if declared else sum(map(is_cut, episodes))
+    hint = f". {cut} of {len(episodes)} rollouts did not end well: mend that first, or {_DECLARE}"
+    check_agents(routing, declared or agents, hint if cut else "")
+    for rule in (each for each in routing.rules if not any(map(each.matches, callers))):
         # `*` is for the agents that no other pattern names
         others = [r for r in routing.rules if r is not rule and r.pattern.strip("*")]
         inside = [path for path in callers if not any(other.matches(path) for other in others)]
@@ -329,10 +343,20 @@ def check_patterns(
                 f"match. Name {' and '.join(map(repr, narrower))} in its place"
             )
     if declared is None and (reason := _why_idle(routing, callers, episodes)):
-        raise UnknownAgentError(
-            f"{reason}. If it acts in few rollouts, name all agents: fit(…, agents=[…])"
-        )
+        raise UnknownAgentError(f"{reason}. If it acts in few rollouts, {_DECLARE}")
     return not routing.unmatched(callers)
+
+
+def why_unreached(routing: Routing, agents: Collection[str], episodes: Sequence[Episode]) -> str:
+    """Return a message about patterns that match no agent seen, as no episode ended well.
+
+    Empty if no agent was seen, if a rollout ended well, or if every pattern of `optimize=` matches
+    one of `agents`.
+    """
+    names = routing.unmatched(agents)
+    why = f"not reached yet, as no rollout ended well: {unknown_agents(names, sorted(agents))}; "
+    why += f"checked once one does. To check the names before any rollout, {_DECLARE}"
+    return why if agents and names and all(map(is_cut, episodes)) else ""
 
 
 def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Episode]) -> str:
@@ -342,7 +366,7 @@ def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Epi
     the reason.
     """
     patterns = routing.unmatched(callers)
-    if not patterns or not callers or _is_cut(episodes):
+    if not patterns or not callers or any(map(is_cut, episodes)):
         return ""
     return (
         f"no agent that {' or '.join(map(repr, patterns))} matches made a model call in the first "
@@ -351,9 +375,9 @@ def _why_idle(routing: Routing, callers: Collection[str], episodes: Sequence[Epi
     )
 
 
-def _is_cut(episodes: Sequence[Episode]) -> bool:
-    """Return whether a failure may have ended one of the episodes before its model calls."""
-    return any(app_failed(e) or not e.finished or e.capture_errors for e in episodes)
+def is_cut(episode: Episode) -> bool:
+    """Return whether a failure may have ended the episode before its model calls."""
+    return app_failed(episode) or not episode.finished or bool(episode.capture_errors)
 
 
 def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
@@ -363,7 +387,8 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
     no agent.
 
     Raises:
-        UnsupportedError: no call can be trained, for permanent reasons.
+        UnsupportedError: no call can be trained, for permanent reasons. Or no agent called a model,
+            although all rollouts have finished without errors and none belongs to an evaluation.
     """
     if not routing.serves:
         return True
@@ -377,7 +402,10 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
                 return True
             whys[call.agent_path, why] += 1
     if not whys:
-        return _check_called(episodes)
+        is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
+        if is_evaluation or not episodes or callers_of(episodes) or any(map(is_cut, episodes)):
+            return False
+        raise UnsupportedError(why_no_call(episodes))
     if any(why is None for _, why in whys):
         return False
     named = [
@@ -405,19 +433,6 @@ def check_computed(coverages: Sequence[Coverage]) -> bool:
             "and the torch learner, or ask for plain text"
         )
     return bool(rejections)
-
-
-def _check_called(episodes: Sequence[Episode]) -> bool:
-    """Raise an error if the app's model calls seem not to be recorded; else return False.
-
-    Raises:
-        UnsupportedError: no agent called a model, although all rollouts have finished without
-            errors and none belongs to an evaluation.
-    """
-    is_evaluation = any(episode.mode is Mode.VAL for episode in episodes)
-    if is_evaluation or not episodes or callers_of(episodes) or _is_cut(episodes):
-        return False
-    raise UnsupportedError(why_no_call(episodes))
 
 
 def why_never(call: Call, mode: Mode) -> str | None:

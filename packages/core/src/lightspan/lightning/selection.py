@@ -83,7 +83,7 @@ class Rejection(StrEnum):
     )
     UNUSED = (
         "unused",
-        "no update used it: its step was interrupted and repeated, or never came, "
+        "no update has used it: its step has not ended, or was interrupted and repeated, "
         "the batch left it out, or its step searched for prompts",
     )
 
@@ -409,19 +409,20 @@ class Selection:
         return list(dict.fromkeys(trained))
 
 
-def check_agents(routing: Routing, paths: Iterable[str]) -> None:
+def check_agents(routing: Routing, paths: Iterable[str], hint: str = "") -> None:
     """Raise `UnknownAgentError` if a pattern of `optimize=` or `frozen=` matches no agent path.
 
     Args:
         routing: routing with the patterns.
         paths: paths of all agents.
+        hint: end of the error message.
     """
     agents = sorted(set(paths))
-    frozen = [rule for rule in routing.rules if not rule.target.selected]
     unmatched = routing.unmatched(agents)
+    frozen = [rule for rule in routing.rules if not rule.target.selected]
     unmatched += [rule.pattern for rule in frozen if not any(map(rule.matches, agents))]
     if unmatched:
-        raise UnknownAgentError(unknown_agents(unmatched, agents))
+        raise UnknownAgentError(unknown_agents(unmatched, agents) + hint)
 
 
 _UNNAMED: Final = (

@@ -119,7 +119,7 @@ def _routing(origin: str, key: str) -> Routing:
     try:
         return msgspec.convert(answer.get("routing"), Routing)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin} has routes that cannot be read: {error}") from error
+        raise ConfigError(f"{origin} has routes that cannot be read: {error}") from None
 
 
 def _fetch(origin: str, key: str) -> dict[str, Any]:
@@ -138,13 +138,13 @@ def _fetch(origin: str, key: str) -> dict[str, Any]:
             answer = msgspec.json.decode(response.read())
     except http_errors.HTTPError as error:
         with error:
-            raise ConfigError(_refusal(origin, error.code)) from error
+            raise ConfigError(_refusal(origin, error.code)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise ConfigError(
             f"{origin} does not answer ({reason}): start it with `lightspan serve runs/NAME`, or "
             "leave connect() out"
-        ) from error
+        ) from None
     if not isinstance(answer, dict):
         raise ConfigError(_refusal(origin, 200))
     return answer

@@ -61,8 +61,8 @@ def feedback(
         id: id of an attempt (`lightspan.current_attempt_id()`), the beginning or the end of such an
             id, the id of a call, or the `id` of an OpenAI response. To find a response, all
             attempts are searched, the newest first.
-        reward: a number, a bool (True is 1.0), or a mapping from names to numbers, such as
-            `{"accuracy": 1.0, "style": 0.5}`. NaN and infinity are errors.
+        reward: a number, a bool (True is 1.0), or a mapping from names to numbers, of which
+            `"reward"` counts, such as `{"reward": 1.0, "style": 0.5}`. NaN and infinity are errors.
         store: URL of the store; None for the store to which this process records
             (`lightspan.record`), or for the value of `LIGHTSPAN_STORE` if it does not record.
         comment: a text that is stored with the feedback; None for no comment.

@@ -88,7 +88,7 @@ class AttemptRun:
             raise
         calls = [] if self._scope is None else self._scope.recorder.lost_calls
         if calls and ending.status is not AttemptStatus.LOST:  # the app caught the error
-            text = f"the app went on without the answer to a model call: {calls[0][2]}"
+            text = f"the app went on without the answer to a model call {calls[0][2]}"
             ending = AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, text)
         if ending.outcome is Outcome.INFRASTRUCTURE and self._endpoint is not None:
             self._runner.await_gateway(self.claim.rollout.run_id, self._endpoint)
@@ -141,8 +141,7 @@ class AttemptRun:
 
     def _schedule_abandonment(self, ending: AttemptResult) -> None:
         """Report `ending` after the grace period, if the cancelled app still runs then."""
-        grace_s = self._runner.config.grace_s
-        asyncio.get_running_loop().call_later(grace_s, self._abandon, ending)
+        asyncio.get_running_loop().call_later(self._runner.config.grace_s, self._abandon, ending)
 
     def _abandon(self, ending: AttemptResult) -> None:
         if self.task is None or self.task.done() or self.ending is not None:
@@ -209,8 +208,10 @@ class AttemptRun:
             status_message=text_of(error),
             attributes=clean_attributes(exception_attributes(error)),
         )
+        calls = [each for each in scope.recorder.spans if each.kind is SpanKind.LLM]
+        paths = [x.attributes.get(c.AGENT_PATH) for x in calls if x.status is SpanStatus.ERROR]
         scope.recorder.add(span)
-        return classify(error, scope.gateway_url)
+        return classify(error, scope.gateway_url, str(paths[-1] if paths else ""))
 
     async def _call_async(self, scope: AttemptContext, inputs: Inputs) -> Any:
         with open_scope(scope):

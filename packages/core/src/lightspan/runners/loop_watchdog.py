@@ -128,8 +128,7 @@ class LoopWatchdog:
         unfinished = [attempt for attempt in self._runner.attempts if attempt.ending is None]
         if not unfinished or (blocking is not None and blocking.ending is not None):
             # code of an attempt that has ended; an app that is being opened may take its time
-            is_blocked = self._blocked_s >= self._timings.blocked_warning_s
-            return self._runner.claimed > 0 and is_blocked
+            return self._runner.claimed > 0 and self._blocked_s >= self._timings.blocked_warning_s
         now = clock.monotonic()
         suspects = unfinished if blocking is None else [blocking]
         is_past = any(x.deadline is not None and now >= x.deadline for x in suspects)

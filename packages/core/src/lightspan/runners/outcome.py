@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from lightspan.capture.call_errors import error_code, is_unreachable
+from lightspan.capture.call_errors import describe_request, error_code, is_unreachable
 from lightspan.errors import RewardError
 from lightspan.runners.command.reward import ProgramError
 from lightspan.schema.records import AttemptStatus, Outcome
@@ -55,13 +55,14 @@ def result_of(value: Any) -> AttemptResult:
     return AttemptResult(AttemptStatus.FAILED, Outcome.BAD_REWARD, f"the app returned: {reason}")
 
 
-def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
+def classify(error: BaseException, gateway_url: str | None, caller: str = "") -> AttemptResult:
     """Return the result of an attempt whose app raised an exception.
 
     Args:
         error: the exception.
         gateway_url: base URL of the gateway, by which failed requests to it are recognised; None
             without a gateway.
+        caller: path of the agent whose model call failed last; empty if unknown.
     """
     if isinstance(error, ProgramError):
         status = _STATUSES.get(error.outcome, AttemptStatus.FAILED)
@@ -71,12 +72,13 @@ def classify(error: BaseException, gateway_url: str | None) -> AttemptResult:
     for cause in _causes(error):
         try:
             code, is_lost = error_code(cause), is_unreachable(cause, gateway_url)
+            request = f" ({describe_request(cause, gateway_url, caller)})" if is_lost else ""
         except BaseException:  # attributes of the app's exception may raise anything
             continue
         if isinstance(code, str) and code == CONTEXT_OVERFLOW:
             return AttemptResult(AttemptStatus.FAILED, Outcome.CONTEXT_OVERFLOW, message)
         if is_lost:
-            return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message)
+            return AttemptResult(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, message + request)
     return AttemptResult(AttemptStatus.FAILED, Outcome.APP_ERROR, message)
 
 

@@ -212,8 +212,7 @@ class StreamedMessage:
 
     def _extend(self, index: int, delta: Mapping[str, Any]) -> None:
         if delta.get("type") == "input_json_delta":
-            partial = str(delta.get("partial_json") or "")
-            self._inputs[index] = self._inputs.get(index, "") + partial
+            self._inputs[index] = self._inputs.get(index, "") + str(delta.get("partial_json") or "")
             return
         block = self._blocks.setdefault(index, {"type": "text"})
         for key in ("text", "thinking", "signature"):

@@ -206,8 +206,7 @@ def _from_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_text(part: Any, kind: str = "text", key: str = "text") -> bool:
-    is_kind = isinstance(part, MAPPING) and part.get("type") == kind
-    return is_kind and isinstance(part.get(key), str)
+    return isinstance(part, MAPPING) and part.get("type") == kind and isinstance(part.get(key), str)
 
 
 def _from_content(parts: Sequence[Mapping[str, Any]], *, has_calls: bool) -> Any:

@@ -83,8 +83,7 @@ def _add_item(messages: list[Message], item: Any, where: str, other: Other) -> N
         _add_call(messages, item)
     elif kind == "function_call_output":
         content = _content(item.get("output"), f"{where}.output", other)
-        call_id = item.get("call_id")
-        messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind in (None, "message") and isinstance(item, Mapping) and "role" in item:
         content = _content(item.get("content"), f"{where}.content", other)
         messages.append({"role": item["role"], "content": content})

@@ -83,8 +83,7 @@ def find(body: Body) -> Slot | str:
         return NO_INSTRUCTIONS
     if systems != [0]:
         return SEVERAL_PARTS if systems == [*range(len(systems))] else LATE
-    content = items[0].get("content") if isinstance(items[0], Mapping) else None
-    return _slot(key, 0, content)
+    return _slot(key, 0, items[0].get("content") if isinstance(items[0], Mapping) else None)
 
 
 def _role(item: Any) -> Any:

@@ -403,8 +403,7 @@ def _tries_after(before: Progress, attempt: Attempt, item: Report) -> int:
     if attempt.status is not AttemptStatus.LOST:
         return before.infrastructure_tries
     uncounted = before.attempts - 1 - before.infrastructure_tries
-    counts = item.counts or uncounted >= MAX_UNCOUNTED_LOSSES
-    return before.infrastructure_tries + counts
+    return before.infrastructure_tries + (item.counts or uncounted >= MAX_UNCOUNTED_LOSSES)
 
 
 def _has_same_end(attempt: Attempt, item: Report) -> bool:

@@ -50,8 +50,7 @@ def check_rewards(reports: Iterable[Report]) -> None:
     for report in reports:
         if report.reward is None:
             continue
-        numbers = {"value": report.reward.value, **report.reward.dimensions}
-        for name, number in numbers.items():
+        for name, number in {"value": report.reward.value, **report.reward.dimensions}.items():
             if number is not None and usable(number) is None:
                 raise DataError(
                     f"the reward of attempt {report.attempt_id!r:.100} has {name!r:.100} = "

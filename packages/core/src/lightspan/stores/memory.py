@@ -142,8 +142,7 @@ class _AttemptRow:
         A span is late if it arrived after the end of its attempt, or from a runner that had lost
         the attempt.
         """
-        late = span.late or self.is_late(span.epoch)
-        return self.spans.setdefault(span.span_id, (span, late))[1]
+        return self.spans.setdefault(span.span_id, (span, span.late or self.is_late(span.epoch)))[1]
 
     def add_call(self, call: PackedCall) -> bool:
         """Store a call; return whether the stored call is late (see `add_span`).

@@ -116,8 +116,7 @@ class Collector:
         self.reporter.advance(shown)
         while (groups := self.in_flight.ready(count, first)) is None:
             ended = self.in_flight.update(await self._poll_ended())
-            attempts = await last_attempts(self.store, ended)
-            for state, attempt in zip(ended, attempts, strict=True):
+            for state, attempt in zip(ended, await last_attempts(self.store, ended), strict=True):
                 progress.add(state, attempt)
                 if state.rollout.mode is Mode.VAL and attempt.status is AttemptStatus.FAILED:
                     check_evaluable(await read_episodes(self.store, [state]))

@@ -153,8 +153,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         They are the mean reward with its interval, the number of the policies' calls, and the
         numbers of tasks that are unscored, failed or without a call of the policy.
         """
-        without = self.mean_without_failures if self._failures_counted else None
-        more = {"weights": self.weights, "mean_without_failures": without}
+        without = self.mean_without_failures if self._failures_counted else math.nan
+        others = None if math.isnan(without) else without
+        more = {"weights": self.weights, "mean_without_failures": others}
         more |= {"failed_scored": len(self.failures_scored) or None}
         more |= {"policy_calls": self.policy_calls, "silent": self.silent or None}
         counts = {"unscored": self.unscored, "failed": self.failed, **self.dimensions}

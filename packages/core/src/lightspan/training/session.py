@@ -139,8 +139,10 @@ class Session:
             self.reporter.line(f"stopped; {keeps}: go on with resume=True (--resume)")
         elif saved is not None and "resume=True" not in str(error):
             advice = "once that is mended, go on with resume=True (--resume)"
-            setting = "a changed setting (optimize=) needs another folder"
-            self.reporter.line(f"ended by an error; {keeps}: {advice}; {setting}")
+            if isinstance(error, ConfigError):
+                advice += "; a changed setting (optimize=) needs another folder"
+            line = f"ended by an error; {keeps}: {advice} (docs/troubleshooting.md)"
+            self.reporter.line(line)
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:
@@ -168,8 +170,7 @@ class Session:
         self.folder.create()
         self._stack.callback(self.folder.release)
         before = self.folder.read_config() if resume and self.folder.is_used else {}
-        start = find_start(self.folder, config, self.reporter, resume=resume)
-        self.state, self.checkpoint = start
+        self.state, self.checkpoint = find_start(self.folder, config, self.reporter, resume=resume)
         if training and before and self.algorithm.starts_again(before):
             self.state.step = 0
         if training or self.checkpoint is None:
@@ -452,8 +453,7 @@ class Session:
         """Score, check and export the episodes of ended rollouts; return the scored episodes."""
         await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
-            tasks = [rollout.task for rollout in rollouts]
-            episodes = await self._rewards.apply(tasks, episodes)
+            episodes = await self._rewards.apply([rollout.task for rollout in rollouts], episodes)
         self.state.lowest_reward = lowest_reward(episodes, self.state.lowest_reward)
         episodes = [score_failure(episode, self._failure_reward) for episode in episodes]
         self._rollout_checks.check(episodes)

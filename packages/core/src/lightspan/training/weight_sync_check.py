@@ -37,8 +37,7 @@ def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Le
                 f"{policy} to version {version}, so its weights cannot be compared with the "
                 "learner's. Training stopped; the last checkpoint is intact"
             )
-    rows = [_row(probe, policy) for probe in probes]
-    expected = learner.score(rows)
+    expected = learner.score([_row(probe, policy) for probe in probes])
     gaps: dict[str, list[float]] = defaultdict(list)
     tolerances = {probe.where: probe.tolerance for probe in probes}
     for probe, scores in zip(probes, expected, strict=True):

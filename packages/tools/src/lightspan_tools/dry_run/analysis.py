@@ -32,7 +32,7 @@ from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
-from lightspan.schema.records import Json, Outcome, task_id
+from lightspan.schema.records import Json, Outcome, fingerprint, task_id
 from lightspan.schema.routing import Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
@@ -108,6 +108,25 @@ def equal_tasks(tasks: Sequence[Json]) -> Iterator[str]:
     """Yield a warning if some training tasks of a search for prompts are equal."""
     if len({task_id(task) for task in tasks}) < len(tasks):
         yield "fit counts equal training tasks once while prompts are compared and shown"
+
+
+def shared_ids(tasks: Sequence[Json]) -> Iterator[str]:
+    """Yield a warning if some training tasks share an `id` and differ in content."""
+    first: dict[str, int] = {}
+    pairs: dict[str, tuple[int, int]] = {}
+    for place, task in enumerate(tasks):
+        name = task_id(task)
+        other = first.setdefault(name, place)
+        if fingerprint(task) != fingerprint(tasks[other]):
+            pairs.setdefault(name, (other, place))
+    if pairs:
+        (name, (one, two)), more = next(iter(pairs.items())), len(pairs) - 1
+        others = f" (likewise {plural(more, 'other id')})" if more else ""
+        yield (
+            f"train[{one}] and train[{two}] differ and have one id ({name})"
+            f"{others}: messages, inspect and export show them as one task; give each task an id "
+            "of its own"
+        )
 
 
 def _agent(
@@ -264,8 +283,8 @@ def read_rewards(
         failure_reward: the option of the algorithm.
     """
     episodes = findings.episodes
-    rewards = group_rewards(episodes, findings.coverages)
-    flat = set(groups_without_variance(rewards))
+    rewards, failed = group_rewards(episodes, findings.coverages)
+    flat = set(groups_without_variance(rewards, failed))
     tasks = {episode.group_id: episode.task_id for episode in episodes}
     scored = _known(value for values in rewards.values() for value in values)
     return model.RewardReport(
@@ -414,8 +433,18 @@ def _scaled(values: Iterable[int | None], scale: float) -> float | None:
 
 
 # --- warnings ---------------------------------------------------------------------------------
+def failure_warnings(rewards: model.RewardReport) -> Iterator[str]:
+    """Warn of rollouts that failed, were lost or are damaged."""
+    ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
+    for verb, count in ends.items():
+        if count > FAILURE_WARNING * rewards.rollouts:
+            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
+            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
+            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
+
+
 def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
-    """Warn of failed rollouts, missing rewards, and groups in which all rewards are equal.
+    """Warn of missing rewards, and of groups in which all rewards are equal.
 
     A group is the rollouts of one task.
 
@@ -423,12 +452,6 @@ def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[st
         rewards: rewards of the rollouts.
         trains: whether weights are trained. If not, rewards may be equal.
     """
-    ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
-    for verb, count in ends.items():
-        if count > FAILURE_WARNING * rewards.rollouts:
-            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
-            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
-            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
     if rewards.unscored:
         yield (
             f"{rewards.unscored} of {rewards.rollouts} rollouts have no usable reward: they are "
@@ -499,7 +522,7 @@ def other_warnings(
         yield (
             f"{unnamed} of {total} calls were made outside every agent (their path is "
             f'`{UNNAMED_AGENT}`): if one is an agent\'s, name it by `with lightspan.agent("name"):`'
-            " around the call, or as the README of your framework's adapter says"
+            " around the call, or as your framework's page in docs/guides says"
         )
     if rows is not None and rows.broken:
         causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)

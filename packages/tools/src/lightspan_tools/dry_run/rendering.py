@@ -22,7 +22,7 @@ def render(report: model.DevReport) -> str:
     """Return the report as text; empty sections are omitted."""
     sections = [
         _head(report),
-        [f"! {warning}" for warning in report.warnings],
+        [f"! {warning} (docs/troubleshooting.md)" for warning in report.warnings],
         _agents(report.agents, trains=bool(report.models)),
         _uncaptured(report),
         _overrides(report),

@@ -29,6 +29,7 @@ from lightspan.lightning.rollout_checks import (
     check_computed,
     check_patterns,
     check_trainable,
+    why_unreached,
 )
 from lightspan.lightning.selection import Coverage
 from lightspan.plugins import load_plugin
@@ -263,8 +264,10 @@ class DryRun:
         warnings = [
             *self._problems,
             *stops,
+            *analysis.failure_warnings(rewards),  # before what may follow from them
             *self._agent_warnings(findings, agents),
             *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
+            *analysis.shared_ids(self.tasks),
             *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
@@ -314,6 +317,9 @@ class DryRun:
             check_patterns(routing, self.agents, paths, callers, episodes)
         except UnknownAgentError as error:
             yield f"fit would stop: {error}"
+            return
+        if not self.agents and (reason := why_unreached(routing, paths, episodes)):
+            yield reason
             return
         idle = [agent.path for agent in agents if agent.policy is not None and not agent.calls]
         if idle:

@@ -148,8 +148,7 @@ class Command:
             AppError: `reference` is not the reference of a command.
         """
         try:
-            values = msgspec.json.decode(reference.removeprefix(PREFIX), type=dict[str, Any])
-            return cls(**values)
+            return cls(**msgspec.json.decode(reference.removeprefix(PREFIX), type=dict[str, Any]))
         except (msgspec.MsgspecError, TypeError, ConfigError) as error:
             raise AppError(f"{reference!r} is no command: {error}") from error
 
@@ -249,8 +248,7 @@ class Command:
         """
         data = msgspec.json.encode(task)
         if self.task == "environment":
-            size = len(environment.TASK_VARIABLE) + 1 + len(data)
-            if size > _MAX_VARIABLE_LENGTH:
+            if len(environment.TASK_VARIABLE) + 1 + len(data) > _MAX_VARIABLE_LENGTH:
                 raise ProgramError(
                     f"the task has {len(data)} bytes, more than fit into an environment variable: "
                     'use a file (task="file")'

@@ -137,8 +137,7 @@ def last_error(stderr: str) -> str:
     Empty if there is no line.
     """
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.match(line)]
-    return (errors or lines or [""])[-1].strip()
+    return ([line for line in lines if _ERROR.match(line)] or lines or [""])[-1].strip()
 
 
 def _no_reward(message: str) -> ProgramError:

@@ -131,8 +131,7 @@ def run_jobs(jobs: Sequence[Job]) -> list[list[Any]]:
 
 def first_jobs(jobs: Sequence[Job]) -> Sequence[Job]:
     """Return the first jobs, as many as fit one transaction."""
-    costs = accumulate(job.cost for job in jobs)
-    return jobs[: 1 + sum(cost < GROUP_COST for cost in costs)]
+    return jobs[: 1 + sum(cost < GROUP_COST for cost in accumulate(job.cost for job in jobs))]
 
 
 def resolve(answers: Iterable[tuple[Job, Answer]]) -> None:

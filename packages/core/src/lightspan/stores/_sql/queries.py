@@ -66,5 +66,4 @@ def read_text(package: str, name: str) -> str:
 
 def _load_queries(package: str) -> dict[str, str]:
     _, *parts = read_text(package, "queries.sql").split("-- name: ")
-    queries = (part.split("\n", 1) for part in parts)
-    return {name.strip(): query.strip() for name, query in queries}
+    return {name.strip(): query.strip() for name, query in (part.split("\n", 1) for part in parts)}

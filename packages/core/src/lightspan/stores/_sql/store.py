@@ -152,8 +152,7 @@ class SQLStore(OpenedStore[D]):
         self, attempts: Sequence[records.AttemptRef], lease_s: float
     ) -> list[records.AttemptRef]:
         _validation.check_lease(lease_s)
-        items = [(ref, lease_s) for ref in attempts]
-        extended = await self._write(self._opened.heartbeat, items)
+        extended = await self._write(self._opened.heartbeat, [(ref, lease_s) for ref in attempts])
         return [ref for ref, is_extended in zip(attempts, extended, strict=True) if not is_extended]
 
     async def report(self, reports: Sequence[records.Report]) -> list[bool]:

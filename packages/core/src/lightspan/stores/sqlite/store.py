@@ -51,8 +51,7 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
 
     @property
     def url(self) -> str:
-        option = "?power_loss=true" if self._power_loss else ""
-        return f"sqlite://{self.path}{option}"
+        return f"sqlite://{self.path}{'?power_loss=true' if self._power_loss else ''}"
 
     def _start(self) -> SQLiteDatabase:
         return SQLiteDatabase(
