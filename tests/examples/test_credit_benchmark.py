@@ -291,7 +291,7 @@ def test_the_tables_of_the_page_are_what_the_committed_rows_say(
     assert credit.main() == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(said) > 12
-    assert "\n".join(["", *said, ""]) in (DOCS / "explain/credit.md").read_text()
+    assert "\n".join(["", *said, ""]) in (DOCS / "evidence/credit-comparison.md").read_text()
 
 
 # --- a run ------------------------------------------------------------------------------------

@@ -1,18 +1,21 @@
-"""Test docs/explain/credit.md: its program runs, and it names every rule."""
+"""Test the pages on credit: their programs run, and they name every rule."""
 
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 from pages import DOCS, blocks  # type: ignore[import-not-found]
 
+from lightspan import LightningRL
+from lightspan.lightning.baselines import BASELINES
 from lightspan.lightning.credit import CREDITS
 from lightspan.lightning.states import State
 
 
 def test_its_program_makes_the_rules() -> None:
-    [(language, _, text)] = blocks("explain/credit.md")
-    assert language == "python"
+    [text] = [text for language, _, text in blocks("explain/credit.md") if language == "python"]
     made = re.sub(r"^(LightningRL\(.*?)( +#.*)?$", r"made.append(\1)", text, flags=re.MULTILINE)
     names: dict[str, list] = {"made": []}  # type: ignore[type-arg]
     exec(made, names)
@@ -33,3 +36,21 @@ def test_it_names_every_rule() -> None:
         (DOCS / "explain/credit.md").read_text().partition("| `credit=` |")[2].partition("\n\n")[0]
     )
     assert re.findall(r'`"(\w+)"`', table) == list(CREDITS)
+    reference = (DOCS / "reference/credit.md").read_text()
+    table = reference.partition("## Baselines")[2].partition("\n\n- ")[0]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(CREDITS)
+
+
+def test_a_rule_of_your_own() -> None:
+    [text] = [t for language, _, t in blocks("reference/credit.md") if language == "python"]
+    names: dict[str, Any] = {}
+    exec(text, names)
+    rule = names["OnlyTheLast"]()
+    assert LightningRL("m", credit=rule).credit is rule
+    assert rule.baseline in BASELINES
+    calls = {("first", 0): 0, ("last", 0): 1}
+    coverage = SimpleNamespace(turns=SimpleNamespace(by_key=calls))
+    assert rule(SimpleNamespace(reward=0.5), coverage) == {("first", 0): 0.0, ("last", 0): 0.5}
+    assert (
+        rule(SimpleNamespace(reward=0.5), SimpleNamespace(turns=SimpleNamespace(by_key={}))) == {}
+    )

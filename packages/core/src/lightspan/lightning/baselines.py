@@ -28,7 +28,7 @@ A group whose returns are identical has advantage 0 under all of these but `crit
 nothing if G adds up to the return. With potentials it leaves out a little signal: on the process
 that the tests enumerate, the bias is .02 to .04 in groups of two and .01 to .02 in groups of four.
 
-Two more rules, as published, are biased (`docs/explain/credit.md`):
+Two more rules, as published, are biased (`docs/reference/credit.md`):
 
 - `at_grpo` (arXiv 2510.11062): b and s are mean and standard deviation (ddof 1) of G over *all*
   calls of the (population, agent, turn), the call itself included.

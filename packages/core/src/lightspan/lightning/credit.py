@@ -176,7 +176,7 @@ class ATGRPO(RewardToGo, frozen=True):
     """Credit rule of AT-GRPO (arXiv 2510.11062): reward-to-go, normalised by agent and turn.
 
     The mean and standard deviation are those of the calls of the same group, agent and turn. They
-    include the call itself, which biases the gradient (`docs/explain/credit.md`).
+    include the call itself, which biases the gradient (`docs/reference/credit.md`).
     """
 
     baseline: ClassVar[Baseline] = "at_grpo"
@@ -187,7 +187,7 @@ class GiGPO(RewardToGo, frozen=True):
 
     The first is the advantage of the rollout in its group. The second is the advantage of the call
     among the agent's calls in the same state. As published, a call is compared with itself too,
-    which biases the gradient (`docs/explain/credit.md`).
+    which biases the gradient (`docs/reference/credit.md`).
 
     Args:
         key: function that identifies a state. If it returns None, the second advantage is 0.
