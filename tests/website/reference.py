@@ -167,7 +167,7 @@ def help_of(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 def settings(modules: griffe.ModulesCollection) -> str:
     """Return the page of the settings of every class that users construct."""
     changes = tomllib.loads((HERE / "when_to_change.toml").read_text("utf-8"))
-    lines = ["# Settings", MADE, (HERE / "settings_intro.md").read_text("utf-8").strip()]
+    lines = ["# Settings", MADE, (HERE / "settings_intro.txt").read_text("utf-8").strip()]
     for heading, names in SETTINGS.items():
         lines.append(f"## {heading}")
         for name in names:
@@ -251,7 +251,7 @@ def spans() -> str:
     """Return the page of the span attributes: those of `lightspan.schema.semconv`."""
     source = Path(inspect.getfile(semconv)).read_text("utf-8")
     body = ast.parse(source).body
-    lines = ["# Span attributes", MADE, (HERE / "spans_intro.md").read_text("utf-8").strip()]
+    lines = ["# Span attributes", MADE, (HERE / "spans_intro.txt").read_text("utf-8").strip()]
     rows: list[str] = []
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         match node:
