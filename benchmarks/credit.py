@@ -74,7 +74,7 @@ class Bench:
 
     Args:
         plan: what is run; None for the design's plan.
-        recipe: the settings; None for those of the example's README.
+        recipe: the settings; None for those of the example.
         split: split of the held-out tasks.
     """
 

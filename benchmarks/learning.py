@@ -1,7 +1,7 @@
-"""Do the examples really learn? The figures of their READMEs, with their controls, in one run.
+"""Do the examples really learn? The figures of docs/evidence, with their controls, in one run.
 
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
-    python benchmarks/learning.py --example rag          likewise; or rag-crewai, math,
+    python benchmarks/learning.py --example rag          the same of RAG; or rag-crewai, math,
                                                          router, router-pydantic-ai,
                                                          quest
     python benchmarks/learning.py --seeds 0              one seed
@@ -115,9 +115,9 @@ def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mappin
     """Return the share of test quests that each plan solves, and that random actions solve."""
     from quest_example.reward import plan_scores, random_score
     from quest_example.training import RECIPE, plans_of
-    from quest_example.world import TrainerContext
+    from quest_example.world import World
 
-    worlds = [TrainerContext.from_json(task["world"]) for task in test]
+    worlds = [World.from_json(task["world"]) for task in test]
     plans = plans_of([*train[:FIXED_PLANS], *test[:FIXED_PLANS]])
     chance = {"any action that does something": random_score(worlds, RECIPE.max_calls)}
     return {**plan_scores(plans, worlds, RECIPE.max_calls), **chance}
@@ -125,7 +125,7 @@ def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mappin
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An example: its training module, its controls and what its README promises."""
+    """An example: its training module, its controls and the targets of its figures."""
 
     training: str
     """Name of the module with RECIPE, TRAINED, answer, load_tasks, warm_start, rl_options and

@@ -1,7 +1,7 @@
 """Test the result of a finished quickstart, whose run's folder is LIGHTSPAN_RUN.
 
-Any machine should reach the lower bound of the gain. The figures themselves are in the example's
-README, measured by benchmarks/learning.py.
+Any machine should reach the lower bound of the gain. The figures themselves are in
+docs/evidence/sql.md, measured by benchmarks/learning.py.
 """
 
 from __future__ import annotations

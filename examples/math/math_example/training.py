@@ -1,7 +1,7 @@
-"""The app with its reward, and the recipe with which the README's figures were measured.
+"""The app with its reward, and the recipe that docs/evidence/math.md measures.
 
 `answer` runs the unchanged agent on a problem and scores its reply. Settings were chosen on the
-development stories; that earlier recipes failed was seen on the test stories (see the README).
+development stories; that earlier recipes failed was seen on the test stories (see that page).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The app with its reward, and the recipe with which the README's figures were measured.
+"""The app with its reward, and the recipe that docs/evidence/quest.md measures.
 
 `answer` runs the unchanged graph on a quest and scores its last position. Everything was tuned on
 the development worlds; the test worlds are for the report.

@@ -1,6 +1,6 @@
 """Settings and data of training, which are the same for both frameworks.
 
-With these recipes the README's figures were measured. Settings were chosen on the development
+docs/evidence/rag.md measures these recipes. Settings were chosen on the development
 worlds; the test worlds were used once, for the report.
 """
 

@@ -90,7 +90,7 @@ def find() -> Path:
 def check(file: Path, *, size: int = BYTES, sha256: str = SHA256) -> None:
     """Raise `ModelError` unless the file has this size in bytes and this SHA-256.
 
-    The README's figures were measured with this file.
+    The figures of docs/evidence/router.md were measured with this file.
     """
     found = file.stat().st_size
     if found != size:

@@ -1,4 +1,4 @@
-"""The app with its reward, and the recipe with which the README's figures were measured.
+"""The app with its reward, and the recipe that docs/evidence/sql.md measures.
 
 `answer` runs the unchanged graph on a task and scores its last query. Everything was tuned on the
 development schemas; the test schemas were used once, for the report.
