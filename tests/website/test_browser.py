@@ -25,6 +25,7 @@ PAGES = (
     *("", "start/your-own-app/", "guides/langgraph/", "guides/resume/", "troubleshooting/"),
     *("reference/settings/", "reference/cli/", "reference/api/training/", "examples/", "faq/"),
 )
+RESULTS = "a[href*='?q='], .md-search a[href], [role=search] a[href], dialog a[href]"
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or not (SITE / "index.html").exists(), reason="no Chromium, or no site"
 )
@@ -68,11 +69,12 @@ def test_search_finds(address: str, browser: Any, query: str, page: str) -> None
     view.goto(address)
     view.keyboard.press("/")
     view.keyboard.type(query)
-    view.wait_for_timeout(1500)
-    links = view.eval_on_selector_all(
-        "a[href*='?q='], .md-search a[href], [role=search] a[href], dialog a[href]",
-        "all => all.map(each => each.href)",
-    )
+    links: list[str] = []
+    for _ in range(40):
+        view.wait_for_timeout(250)
+        before, links = links, view.eval_on_selector_all(RESULTS, "all => all.map(a => a.href)")
+        if links and links == before:
+            break
     view.close()
     shown = [link for link in links if link.startswith(address)][:5]
     assert any(wanted in link for link in shown for wanted in page.split("|")), shown
