@@ -215,7 +215,7 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
     pins = ["-cconstraints/dev.txt", f"-rconstraints/{adapter}-oldest.txt"]
     ours = ["packages/core", *envs.HARNESS, f"packages/{adapter}"]
     envs.install(session, *pins, *envs.clients_of([adapter]), *envs.PYTEST, ours=ours)
-    files = map(str, ROOT.glob("packages/core/tests/capture/test_sdk*"))
+    files = [str(path) for path in ROOT.glob("packages/core/tests/capture/test_sdk*")]
     files, expected = [f"packages/{adapter}/tests", *files], envs.expected_of(adapter, "oldest")
     run_pytest(session, *FAST, *files, expected=expected, writes_result=True)
 
