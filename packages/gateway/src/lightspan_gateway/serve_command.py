@@ -33,8 +33,9 @@ def add(commands: Any) -> None:
         "change in the app. Or serve a model in a Hugging Face folder, which answers every agent. "
         "Sampling is set by the request. Unsupported fields are refused, except those that only "
         "one provider's models support (such as verbosity), which are ignored and counted. With "
-        "--store serve a store instead: trainers and runners on other machines open it as "
-        "https://HOST:PORT, each with a key that limits its permissions.",
+        "--store serve a store instead: trainers and runners on other machines open it by its "
+        "URL, each with a key that limits its permissions. It speaks plain HTTP: put a proxy with "
+        "TLS in front of it.",
     )
     parser.add_argument(
         "run_folder",

@@ -37,8 +37,8 @@ class GEPA(PromptSearch):
         max_reflections: maximum requests to the reflection model. An iteration sends up to
             `proposals`, and none begins if fewer are left.
         max_tokens: maximum tokens of the reflection model and of the app's calls, as endpoints
-            count them. Checked before each request and each evaluation; only requests in flight may
-            exceed it, and there are several if `proposals` is more than 1. When the maximum is
+            count them. Checked before each request and each evaluation; a request or an
+            evaluation that is under way may exceed it. When the maximum is
             reached, the search ends with the best candidate so far.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
             `max_tokens`. Calls of trained models (policies) cost nothing. Where an
