@@ -51,7 +51,8 @@ class APO(PromptSearch):
         max_reflections: maximum requests to both models; each new candidate takes two.
         max_tokens: maximum tokens of both models and of the app's calls, as endpoints count them.
             Checked before each request and before each batch of about 64 rollouts; a request or a
-            batch under way may exceed it. A round that is cut short adds no candidate that was not compared.
+            batch under way may exceed it. A round that is cut short adds no candidate that was not
+            compared.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
             `max_tokens`. Calls of trained models (policies) cost nothing. Where an endpoint counts
             no tokens, they are estimated.
