@@ -22,6 +22,8 @@ class Signatures(griffe.Extension):
             if isinstance(init, griffe.Function):
                 if settings := settings_of(each, init):
                     init.parameters = parameters_of(settings)
+                else:
+                    allow_positions(each, init)
             elif any(str(base) in ("Struct", "msgspec.Struct") for base in each.bases):
                 init = griffe.Function("__init__", parameters=parameters_of(each))
                 each.set_member("__init__", init)
@@ -34,6 +36,18 @@ def classes_of(scope: griffe.Object) -> Iterator[griffe.Class]:
             yield member
         if isinstance(member, griffe.Module | griffe.Class):
             yield from classes_of(member)
+
+
+def allow_positions(owner: griffe.Class, init: griffe.Function) -> None:
+    """Let fields of a dataclass that are `field(kw_only=False)` be given by position."""
+    for parameter in init.parameters:
+        field = owner.all_members.get(parameter.name)
+        if "kw_only=False" in str(getattr(field, "value", "")):
+            parameter.kind = griffe.ParameterKind.positional_or_keyword
+    order = {griffe.ParameterKind.keyword_only: 1}
+    init.parameters = griffe.Parameters(
+        *sorted(init.parameters, key=lambda each: order.get(each.kind, 0))
+    )
 
 
 def settings_of(owner: griffe.Class, init: griffe.Function) -> griffe.Class | None:

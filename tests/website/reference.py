@@ -181,7 +181,7 @@ def settings(modules: griffe.ModulesCollection) -> str:
 
 def load() -> griffe.ModulesCollection:
     """Load the packages without importing them."""
-    extensions = griffe.load_extensions(str(HERE / "griffe_signatures.py"))
+    extensions = griffe.load_extensions("dataclasses", str(HERE / "griffe_signatures.py"))
     sources = sorted(ROOT.glob("packages/*/src"))
     loader = griffe.GriffeLoader(
         search_paths=sources, docstring_parser="google", extensions=extensions
