@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightspan import LoRA, Policy, Trainer, Transformers
 from lightspan.errors import EngineError, UnsupportedError
@@ -16,7 +17,9 @@ from lightspan.training.backends import make_engine
 from lightspan.training.checkpoints import latest
 from lightspan_testing.engine_suite import generate, of_tokens, reference
 from lightspan_testing.lora_suite import merged
+from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.transformers import TransformersEngine
+from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner.torch import TorchLearner
 
 pytestmark = pytest.mark.slow
@@ -136,9 +139,15 @@ async def test_a_learner_sends_what_it_computes_with(tiny: Path) -> None:
     await engine.close()
 
 
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # PEFT's own
-def test_lora_of_what_is_no_linear_layer_is_refused(tiny: Path) -> None:
+def test_lora_of_what_is_no_linear_layer_is_refused(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "untied", seed=2)
+    model = load_model(path)
+    model.config.tie_word_embeddings = False
+    embeddings = model.get_input_embeddings()
+    head = torch.nn.Linear(embeddings.embedding_dim, embeddings.num_embeddings, bias=False)
+    model.set_output_embeddings(head)
+    model.save_pretrained(path)
     lora = LoRA(rank=4, target_modules=("embed_tokens", "q_proj"))
-    learner = TorchLearner({"writer": str(tiny)}, lora={"writer": lora})
+    learner = TorchLearner({"writer": str(path)}, lora={"writer": lora})
     with pytest.raises(UnsupportedError, match=r"adapts model\.embed_tokens.*VLLM\(merge=True\)"):
         learner._models["writer"].lora_weights()
