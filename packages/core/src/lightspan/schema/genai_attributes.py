@@ -30,8 +30,6 @@ class StreamedAnswer:
         self.irregular_field = ""
         """The first field that clients assemble in different ways, such as `tool_calls.id`; empty
         if there is none."""
-        self._may_have_halves = False
-        """Whether a text may contain halves of surrogate pairs, which a stream may cut in two."""
         self._requested = choices
         self._events: (
             openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
@@ -44,7 +42,6 @@ class StreamedAnswer:
         try:
             dump = getattr(chunk, "model_dump", None)
             data = chunk if dump is None else dump(exclude_unset=True, warnings=False)
-            self._may_have_halves = self._may_have_halves or r"\ud" in repr(data)
             self._add(data)
         except (AttributeError, TypeError, ValueError):  # a field of another type
             self._note("chunk")
@@ -122,9 +119,9 @@ class StreamedAnswer:
     def answer(self) -> dict[str, Any]:
         """Return the answer received so far, in the form that it would have without streaming."""
         answer = self._answer() if self._events is None else self._events.answer()
-        if self._may_have_halves:
+        if _has_halves(answer):  # a stream may cut a surrogate pair in two
             answer = json.loads(json.dumps(answer, default=str))  # joins the halves
-            if _SURROGATE.search(json.dumps(answer, ensure_ascii=False)):
+            if _has_halves(answer):
                 self._note("half of a character")
         return answer
 
@@ -136,6 +133,10 @@ class StreamedAnswer:
             choice = {"index": index, "message": message, "token_ids": whole["token_ids"] or None}
             choices.append({**choice, "finish_reason": whole.get("finish_reason")})
         return {**self._top, "choices": choices}
+
+
+def _has_halves(answer: Mapping[str, Any]) -> bool:
+    return _SURROGATE.search(json.dumps(answer, ensure_ascii=False, default=str)) is not None
 
 
 def has_content(answer: Mapping[str, Any]) -> bool:
