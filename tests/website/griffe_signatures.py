@@ -55,9 +55,9 @@ def settings_of(owner: griffe.Class, init: griffe.Function) -> griffe.Class | No
     for decorator in init.decorators:
         name, _, argument = str(decorator.value).partition("(")
         if name == "signature_from":
-            found = owner.modules_collection[owner.module.resolve(argument.removesuffix(")"))]
-            assert isinstance(found, griffe.Class)
-            return found
+            settings = owner.modules_collection[owner.module.resolve(argument.removesuffix(")"))]
+            assert isinstance(settings, griffe.Class)
+            return settings
     return None
 
 

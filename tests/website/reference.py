@@ -256,11 +256,12 @@ def spans() -> str:
     for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
         match node:
             case ast.AnnAssign(target=ast.Name(id=constant), value=ast.Constant(value=str(name))):
-                said = ""
                 match after:
-                    case ast.Expr(value=ast.Constant(value=str(said))):
+                    case ast.Expr(value=ast.Constant(value=str(description))):
                         pass
-                rows.append(f"| `{name}` | `{constant}` | {cell(said)} |")
+                    case _:
+                        description = ""
+                rows.append(f"| `{name}` | `{constant}` | {cell(description)} |")
     lines.append("\n".join(["| attribute | constant | what it is |", "|---|---|---|", *rows]))
     return "\n\n".join(lines)
 

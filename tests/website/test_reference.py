@@ -17,16 +17,16 @@ REFERENCE = ROOT / "docs/reference"
 
 def strings() -> set[str]:
     """Return all texts in the packages' code, except docstrings."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for path in ROOT.glob("packages/*/src/**/*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         docs = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        found |= {
+        texts |= {
             node.value
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docs
         }
-    return found
+    return texts
 
 
 def test_the_page_has_all_environment_variables() -> None:
