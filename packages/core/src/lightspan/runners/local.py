@@ -243,8 +243,8 @@ class LocalRunners:
     def counts(self) -> Counter[str]:
         """Numbers of attempts: `claimed`, `running` and `returned` of `WorkerStatus`, summed.
 
-        After `stop`, `running` is the number of attempts that processes left without a report when
-        they were killed. For these, the store's number is exact.
+        After `stop`, `running` is the number of attempts without a report whose processes were
+        killed. The store has the exact number of these.
         """
         return self._before + _counts(self._workers)
 
