@@ -494,7 +494,7 @@ class Evaluator:
         self._check_calls()
 
     def _check_calls(self) -> None:
-        """Print a note, once after the first evaluation, if a budget does not count the app's calls."""
+        """Print a note, after the first evaluation, if a budget does not count the app's calls."""
         limits = {"max_tokens": self._max_tokens, "max_cost": self._max_cost}
         names = [name for name, limit in limits.items() if limit is not None]
         if names and not (self._is_checked or self._calls or self.is_replaying):
