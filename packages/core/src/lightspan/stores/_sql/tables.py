@@ -184,7 +184,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
         for (place, span_id, *_), item in zip(rows, items, strict=True):
             if item.feedback and not self._execute("span_is_late", place, span_id):
-                self._execute("put_outcome", place, *codec.feedback_row(item.feedback))
+                self._execute("put_outcome", place, *item.feedback)
                 _state_machine.touch(self, [item.attempt_id])
         if self._insert("insert_spans", rows) == len(rows):
             return [bool(late) for _, _, _, late, _ in rows]
@@ -425,8 +425,8 @@ class ReadTables(SQLTables):
         if not rollouts:
             return [], 0
         first, last = rollouts[-1] << _ROLLOUT, min(before, (rollouts[0] + 1) << _ROLLOUT)
-        values = {"first": first, "last": last}
-        values["rollouts"] = None if run_id is None else self._list(rollouts)
+        members = None if run_id is None else self._list(rollouts)
+        values: dict[str, Any] = {"first": first, "last": last, "rollouts": members}
         values |= {"text": texts[0], "json": texts[1]}
         places = [place for (place,) in self._run(self._queries()["search"], values)]
         owners = self._list([place >> _ROLLOUT for place in places])

@@ -74,6 +74,14 @@ def connect(
         raise explain(error, path) from error
 
 
+def connect_to_memory() -> sqlite3.Connection:
+    """Return a connection to a new, empty store in this process's memory."""
+    db = _connect(":memory:")
+    for statement in schema():
+        db.execute(statement)
+    return db
+
+
 class Files(NamedTuple):
     """What identifies the files of a store, to notice that another process has replaced them."""
 
@@ -132,10 +140,7 @@ def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.
             raise
         return db
     except (sqlite3.Error, OSError) as error:
-        name = _error_name(error)
-        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-            raise StoreError(f"store {path}: {_UNREADABLE} ({name}: {error})") from error
-        raise explain(error, path) from error
+        raise explain(error, path, is_reader=True) from error
 
 
 def close_reader(db: sqlite3.Connection, path: Path, files: Files) -> None:
@@ -221,13 +226,20 @@ def checkpoint(db: sqlite3.Connection) -> None:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def explain(error: Exception, path: Path) -> StoreError:
-    """Return the `StoreError` for a low-level error (`is_low_level`), with cause and remedy."""
+def explain(error: Exception, path: Path, *, is_reader: bool = False) -> StoreError:
+    """Return the `StoreError` for a low-level error (`is_low_level`), with cause and remedy.
+
+    Args:
+        error: the error.
+        path: the store's file.
+        is_reader: whether the store was opened for reading only.
+    """
     name = _error_name(error)
     if isinstance(error, UNREADABLE):
         return StoreFormatError(f"store {path}: {_DAMAGED} (a value cannot be read: {error})")
     for prefix, (kind, advice) in _ADVICE.items():
         if name.startswith(prefix):
+            advice = _UNREADABLE if is_reader and advice is _WRITABLE else advice
             return kind(f"store {path}: {advice} ({name}: {error})")
     return StoreError(f"store {path}: {error} ({name})")
 
