@@ -5,7 +5,6 @@ It is a SQLite database without a file.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,8 +18,6 @@ from lightspan.stores.protocol import StoreCapabilities
 from lightspan.stores.sqlite import file
 from lightspan.stores.sqlite.tables import SQLiteReadTables, SQLiteWriteTables
 
-Clock = Callable[[], float]
-Notify = Callable[[], None]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,30 +31,24 @@ class MemoryStore(SQLStore["_MemoryDatabase"]):
     capabilities = StoreCapabilities(durable=False, multi_process=False)
     url = "memory:"
 
-    def __init__(self, *, clock: Clock = machine.now) -> None:
+    def __init__(self, *, clock: Callable[[], float] = machine.now) -> None:
         super().__init__(self.url, (60.0, 60.0))
-        self._clock = clock
-        self._db = file.connect_to_memory()
-        self._lock = threading.Lock()
-        weakref.finalize(self, self._db.close)
+        self.clock = clock
+        self.db = file.connect_to_memory()
+        self.lock = threading.Lock()
+        weakref.finalize(self, self.db.close)
 
     def _start(self) -> _MemoryDatabase:
-        return _MemoryDatabase(self._db, self._lock, self._clock, self._signal.notify)
+        return _MemoryDatabase(self, self._signal.notify)
 
 
 class _MemoryDatabase(OpenDatabase):
     """The connection of a memory store, which one thread at a time uses."""
 
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        lock: threading.Lock,
-        clock: Clock,
-        on_move: Callable[[], None],
-    ) -> None:
-        self._db, self._lock, self._on_move = db, lock, on_move
-        self._tables = SQLiteWriteTables(db, clock)
-        super().__init__(self._tables, self._tables, SQLiteReadTables(db, clock))
+    def __init__(self, store: MemoryStore, on_move: Callable[[], None]) -> None:
+        self._db, self._lock, self._on_move = store.db, store.lock, on_move
+        self._tables = SQLiteWriteTables(store.db, store.clock)
+        super().__init__(self._tables, self._tables, SQLiteReadTables(store.db, store.clock))
 
     async def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> list[R]:
         with self._lock:

@@ -248,8 +248,7 @@ class SQLStore(OpenedStore[D]):
         texts = _encoding.search_texts(text)
         reader = self._opened.reader
         place = _LAST if before is None else await self._read(reader.place_of, before)
-        ids: list[str] = []
-        size = _SEARCHED[0]
+        ids, size = list[str](), _SEARCHED[0]
         while place and len(ids) < limit:
             found, place = await self._read(reader.search, texts, run_id, place, size)
             ids += found

@@ -93,6 +93,9 @@ class Files(NamedTuple):
     """Time of the last change of the file; 0 if there is a log, by which changes are noticed."""
 
 
+NO_FILES: Final = Files(0, 0, None, 0)
+
+
 def files_of(path: Path) -> Files:
     """Return what identifies the files of a store.
 
@@ -114,13 +117,16 @@ def _log_of(path: Path) -> os.stat_result | None:
     return None
 
 
-def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.Connection:
+def connect_to_read(
+    path: Path, files: Files, busy_timeout_s: float, *, is_written: bool
+) -> sqlite3.Connection:
     """Return a connection to the store at `path` that changes nothing in its folder.
 
     Args:
         path: file of the store.
         files: what `files_of` returned.
         busy_timeout_s: seconds for which another process may hold the lock.
+        is_written: whether this process has other connections, which write.
 
     Raises:
         NotFoundError: the file is empty.
@@ -129,7 +135,7 @@ def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.
     """
     # SQLite cannot read a file in WAL mode without the files that a writer adds, and would create
     # them. If there are none, no process writes, so the file can be read without locks.
-    mode = "immutable=1" if files.log is None else "readonly_shm=1"
+    mode = "immutable=1" if files.log is None else f"readonly_shm={int(not is_written)}"
     try:
         db = _connect(f"{path.as_uri()}?mode=ro&{mode}", uri=True)
         try:
