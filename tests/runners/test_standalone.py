@@ -575,6 +575,31 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
         runners.check()
 
 
+def test_another_version_of_the_app_is_told_once(lines: Any) -> None:
+    plan = RunnerPlan(store_url="sqlite:////x.db", app="a:b", run_id="run-1")
+    runners = ExternalRunners()
+    watch = RunnerWatch(plan, runners, lines.line)
+    one = make_peer("r1", PeerRole.RUNNER, "a:b", sources={"a": "1", "a_rewards": "1"})
+    same = msgspec.structs.replace(one, peer_id="r2")
+    older = make_peer("r3", PeerRole.RUNNER, "a:b", sources={"a": "1", "a_rewards": "0"})
+    unknown = make_peer("r4", PeerRole.RUNNER, "a:b")
+
+    def printed(*peers: Peer) -> list[str]:
+        lines.texts.clear()
+        watch.update(peers, 0.0)
+        return [text for text in lines.texts if "version" in text]
+
+    assert printed(one, same, unknown) == []
+    [line] = printed(one, same, unknown, older)
+    assert line.startswith(
+        "runner r3 has another version of the app than runner r1 (a_rewards): its rewards and"
+    )
+    assert printed(one, same, unknown, older) == []
+    assert printed() == []
+    runners.sources = {"a": "1", "a_rewards": "2"}
+    assert "runner r1 has another version of the app than this machine (a_rew" in printed(one)[0]
+
+
 @pytest.mark.parametrize(
     ("ahead", "late", "line"),
     [

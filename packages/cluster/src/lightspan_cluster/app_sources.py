@@ -115,8 +115,8 @@ def _imports(name: str, text: bytes, *, is_package: bool) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-        for each in names:
+            module = [*above, *([node.module] if node.module else [])]
+            names = [".".join([*module, *more]) for more in [[], *([a.name] for a in node.names)]]
+        for each in filter(None, names):
             path = each.split(".")
             yield from (".".join(path[: end + 1]) for end in range(len(path)))

@@ -196,7 +196,10 @@ def _runner(peer: Peer, busy: Iterable[str], peers: Sequence[Peer]) -> RunnerSta
 
 
 def _difference(runner: Peer, peers: Sequence[Peer]) -> str:
-    """Return which trainer or other runner has another version of a runner's app, and where."""
+    """Return which trainer or other runner has another version of a runner's app, and where.
+
+    If a trainer has the app too, other runners are not compared: they may be the ones that differ.
+    """
     others = [peer for peer in peers if peer.app == runner.app and is_present(peer)]
     others.sort(key=lambda peer: peer.role is PeerRole.RUNNER)  # trainers first
     for other in others if is_present(runner) else ():
@@ -204,6 +207,8 @@ def _difference(runner: Peer, peers: Sequence[Peer]) -> str:
             is_trainer = other.role is PeerRole.TRAINER
             name = f"training {other.run_id}" if is_trainer else f"runner {other.peer_id}"
             return f"{name} ({modules})"
+        if other.role is PeerRole.TRAINER and runner.sources.keys() & other.sources.keys():
+            return ""
     return ""
 
 

@@ -442,8 +442,7 @@ def as_failure(error: Exception, message: str) -> LightspanError:
 
 
 def _counts(workers: Sequence[_Worker]) -> Counter[str]:
-    names = WorkerStatus.COUNTS
-    return Counter({name: sum(getattr(each.latest, name) for each in workers) for name in names})
+    return Counter({n: sum(getattr(w.latest, n) for w in workers) for n in WorkerStatus.COUNTS})
 
 
 def _close_pipes(workers: Sequence[_Worker]) -> None:

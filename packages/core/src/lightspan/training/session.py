@@ -95,6 +95,8 @@ class Session:
         self._learner: Learner | None = None
         self._app = app
         self._sampler = Epochs(train, self.algorithm.seed)
+        # raises if a key is not set, before anything is loaded
+        _ = [each.endpoint.api_key for each in self.algorithm.routing().targets if each.endpoint]
         self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
