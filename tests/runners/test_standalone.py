@@ -290,6 +290,22 @@ async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Pa
     assert runner.text.endswith("ended; attempts claimed: 2, finished: 2\n")
 
 
+async def test_an_attempt_whose_result_is_not_accepted_is_not_finished(
+    start: Start, store: Store, tmp_path: Path
+) -> None:
+    """Check the counts after one attempt was lost and another was cancelled, in the store."""
+    waits = {"until": str(tmp_path / "go")}
+    runner, names = await _at_work(start, store, waits, waits, waits)
+    lost, *_ = await store.attempts(names)
+    await store.report([lost.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, "as by a cut")])
+    await store.cancel(names[1:2])
+    (tmp_path / "go").touch()
+    await succeeded(store, [names[0], names[2]])
+    await store.announce(msgspec.structs.replace(trainer_of("apart_app:naps"), complete=True))
+    assert await runner.ends() == 0
+    assert runner.text.endswith("ended; attempts claimed: 4, finished: 2, lost or cancelled: 2\n")
+
+
 @pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
 async def test_a_runner_in_a_hurry_gives_attempts_back(
     start: Start, store: Store, signals: list[signal.Signals]
