@@ -253,7 +253,7 @@ def test_a_key_that_may_not_read_says_so(tmp_path: Path) -> None:
         code, text = run("status", served.url, LIGHTSPAN_STORE_KEY=RUNNER)
         assert code == 1
         assert "`lightspan status` reads what this key may not read" in text
-        assert "a runner's key may not call count, only that of: admin, trainer" in text
+        assert "a runner's key may not call count, only that of: admin" in text
         assert "the key in $LIGHTSPAN_STORE_KEY; set it to the key of a role" in text
         code, text = run("cancel", served.url, "--gone", LIGHTSPAN_STORE_KEY=RUNNER)
         assert code == 1
