@@ -269,4 +269,4 @@ class StreamedResponse:
         message = {"type": "message", "role": "assistant"}
         texts = {index: {**message, "content": text} for index, text in self._texts.items()}
         output = [item for _, item in sorted({**texts, **self._calls, **self._items}.items())]
-        return {**self._response, "output": output}
+        return {**self._response, "status": "in_progress", "output": output}
