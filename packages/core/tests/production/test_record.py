@@ -51,6 +51,25 @@ def test_a_bare_call_is_an_attempt(client: openai.OpenAI, url: str) -> None:
     assert "secret-key" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("context", "value"),
+    [
+        ({"previous_response_id": "resp_1"}, "resp_1"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ],
+)
+def test_a_prompt_that_the_provider_keeps(
+    client: openai.OpenAI, url: str, context: dict[str, Any], value: str
+) -> None:
+    with record(url):
+        client.responses.create(model="m", input="yes", instructions="Be short.", **context)
+    [found] = read_recorded(url)
+    [span] = found.calls
+    assert (span.attributes[c.CALL_CONTEXT], span.attributes[c.INSTRUCTIONS]) == (value, True)
+    assert found.rollout.task is None  # half a prompt is no task
+
+
 def test_the_outermost_block_is_an_attempt(client: openai.OpenAI, url: str) -> None:
     with record(url):
         with lightspan.operation("handle", input={"ticket": 7}):
