@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,6 +25,7 @@ from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
 from lightspan_otel import span_exporter as module
+from lightspan_otel.otlp import PROTOBUF, encode_answer
 from lightspan_otel.span_exporter import current, enqueue
 from lightspan_testing.scripted import ScriptedServer
 from packages.otel.tests.backend import Backend
@@ -109,6 +111,21 @@ class Stuck(SpanExporter):
         assert self.released.wait(60)
         self.spans += len(spans)
         return SpanExportResult.SUCCESS
+
+
+def test_spans_that_the_backend_rejects_are_counted(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check OTLP's partial success, which has the status 200."""
+    backend.reply = lambda number: (200, {}, encode_answer(PROTOBUF, ["no such attempt"]))
+    exporter = OTLPSpanExporter(endpoint=f"{backend.url}/v1/traces")
+    with otel.send(exporter) as handle, caplog.at_level(logging.WARNING):
+        handle.enqueue([SPAN, SPAN])
+        assert handle.flush()
+        handle.enqueue([SPAN])
+        assert handle.flush()
+        assert (handle.sent, handle.lost) == (1, 2)
+    assert caplog.text.count("OTLPSpanExporter rejected 1 spans: no such attempt") == 1
 
 
 def test_a_full_queue_drops_and_counts(

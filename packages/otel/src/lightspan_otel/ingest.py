@@ -164,7 +164,13 @@ async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
 
     Late spans are never trained on, because any process may have sent them.
     """
-    attempt = await store.attempt(attempt_id)
+    try:
+        attempt = await store.attempt(attempt_id)
+    except NotFoundError:
+        raise NotFoundError(
+            f"this store has no attempt {attempt_id}: spans that lightspan recorded are added only "
+            "where their attempt is; record to this store with LIGHTSPAN_STORE=URL instead"
+        ) from None
     late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
     await store.add_spans(AttemptRef(attempt_id, attempt.epoch), late_spans)
 
