@@ -228,6 +228,24 @@ def test_the_last_to_arrive_counts_whatever_the_clocks_say(
         assert load_chats(url, min_reward=reward + 0.01).chats == []
 
 
+@pytest.mark.parametrize("values", [{"style": 0.1}, {"style": 0.1, "length": 1.0}])
+def test_named_feedback_needs_the_number_that_counts(url: str, values: dict[str, float]) -> None:
+    write(url, attempt(1, call(1)))
+    lightspan.feedback(at(1), 0.9, store=url)
+    with pytest.raises(RewardError, match="has no 'reward', which is the number that counts"):
+        lightspan.feedback(at(1), values, store=url)
+    lightspan.feedback(at(1), {"reward": 0.8, **values}, store=url)
+    assert len(load_chats(url, min_reward=0.8).chats) == 1
+
+
+def test_inspect_counts_a_call_with_two_choices_once(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(url, attempt(1, call(1, **{c.REQUEST_CHOICES: 2}), call(2)))
+    assert main(["inspect", url]) == 0
+    assert "calls by agent: writer 2\ncalls by outcome: ok 2;" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("reward", [math.nan, 10**400, "0.5", None, {}, {"a": math.nan}])
 def test_what_is_no_reward(url: str, reward: Any) -> None:
     write(url, attempt(1, call(1)))

@@ -116,9 +116,11 @@ async def _production_lines(store: Store, query: Query, page: Page) -> list[str]
     rows = []
     async for state, attempt, episode in read_attempts(store, query):
         services[state.rollout.run_id] += 1
-        callers = Counter(call.agent_path for call in episode.calls)
+        # a call with n > 1 has an entry for each choice
+        distinct = {call.call_id: call for call in episode.calls}.values()
+        callers = Counter(call.agent_path for call in distinct)
         agents.update(callers)
-        calls.update(str(call.outcome) for call in episode.calls)
+        calls.update(str(call.outcome) for call in distinct)
         # Local time, to compare with the service's own log.
         began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
         damaged = "damaged" if episode.capture_errors else ""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from lightspan.errors import StoreClosedError
+from lightspan.errors import StoreClosedError, StoreError
 from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, resolve, run_jobs
 from lightspan.stores.sqlite import file
@@ -70,6 +70,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         reader = SQLiteReadTables(self._reader_db, clock)
         OpenDatabase.__init__(self, self.tables, self.tables, reader)
         Committer.__init__(self)
+        self._inode = file.inode(path)
         self._writes_in_loop = not power_loss
         self._db_lock = threading.Lock()
         """Lock of the writer's connection, held by the thread that uses it."""
@@ -179,6 +180,8 @@ class SQLiteDatabase(OpenDatabase, Committer):
         """Run and commit the first jobs, as many as fit one transaction; return their results."""
         changes = self._db.total_changes
         try:
+            if file.inode(self._path) != self._inode:  # SQLite would go on with the old file
+                raise StoreError(f"{self._path} was moved or deleted while in use: put it back")
             self.tables.begin()
             answers = run_jobs(jobs)
             self._db.execute("COMMIT")
