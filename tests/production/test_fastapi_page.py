@@ -61,7 +61,10 @@ def test_each_request_is_an_attempt(server: ScriptedServer, url: str, tmp_path: 
             running.kill()
             running.wait()
     asked, streamed = read_recorded(url)
-    assert answered == f'{{"answer":"echo hello @ home","attempt":"{asked.attempt.attempt_id}"}}'.encode()
+    assert (
+        answered
+        == f'{{"answer":"echo hello @ home","attempt":"{asked.attempt.attempt_id}"}}'.encode()
+    )
     assert asked.rollout.task == {"path": "/ask", "query": {"q": "hello @ home"}}
     assert [call.asked for call in asked.answered] == ["hello @ home"]
     assert [call.asked for call in streamed.answered] == ["Begin: hello", "End: hello"]

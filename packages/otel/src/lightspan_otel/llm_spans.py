@@ -14,7 +14,7 @@ them are two calls.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -26,12 +26,11 @@ from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, CallEnd, make_span
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.redaction import bounded_text
 from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus, now_ns
 from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
 from lightspan_otel.convert import from_otel
-from lightspan_otel.normalize import INPUTS, loaded, normalized
+from lightspan_otel.normalize import INPUTS, bounded, loaded, normalized
 from lightspan_otel.open_spans import (
     NAME,
     MessageContent,
@@ -153,16 +152,11 @@ def read(open_span: OpenSpan, span: ReadableSpan) -> None:
 def _content(span: Span, keys: frozenset[str]) -> MessageContent:
     attributes: Attributes = {key: span.attributes[key] for key in keys & span.attributes.keys()}
     events = [
-        SpanEvent(event.name, event.time_ns, _clean(event.attributes))
+        SpanEvent(event.name, event.time_ns, bounded(event.attributes))
         for event in span.events
         if c.EXCEPTION_TYPE in event.attributes
     ]
     return MessageContent(attributes, span.status_message, events)
-
-
-def _clean(attributes: Mapping[str, Any]) -> Attributes:
-    """Shorten an exception's attributes and remove API keys, which its message may quote."""
-    return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
