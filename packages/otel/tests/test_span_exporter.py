@@ -27,6 +27,7 @@ from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
 from lightspan_otel import span_exporter as module
 from lightspan_otel.otlp import PROTOBUF, encode_answer
 from lightspan_otel.span_exporter import current, enqueue
+from lightspan_otel.to_otel import to_otel
 from lightspan_testing.scripted import ScriptedServer
 from packages.otel.tests.backend import Backend
 
@@ -320,6 +321,14 @@ def test_production_is_sent_as_it_is_kept(
     assert "Where?" in str(call.attributes[c.INPUT_MESSAGES])
     assert by_kind[SpanKind.REWARD].attributes[c.REWARD_VALUE] == 0.5
     assert by_kind[SpanKind.AGENT].span_id == call.parent_id
+
+
+def test_user_session_and_tags_are_sent_under_their_usual_names() -> None:
+    values: dict[str, Any] = {"user": "u7", "session": "s1", "tags": ["beta", "eu"], "other": 1}
+    span = SPAN.replace(attributes={c.ANNOTATION + key: value for key, value in values.items()})
+    attributes = dict(to_otel(span).attributes or {})
+    assert (attributes["user.id"], attributes["session.id"]) == ("u7", "s1")
+    assert attributes["tag.tags"] == attributes["langfuse.trace.tags"] == ("beta", "eu")
 
 
 def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
 from multiprocessing.pool import ThreadPool
@@ -54,7 +54,7 @@ def carry(owner: str = RUNNER) -> bool:
         changes: list[tuple[Any, str, Any]] = [
             (ThreadPoolExecutor, "submit", _submit),
             (threading.Thread, "start", _start),
-            *((ThreadPool, name, _pool_method) for name in _POOL_METHODS),
+            *((ThreadPool, name, _submit) for name in _POOL_METHODS),
         ]
         state.thread_patches += [
             Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
@@ -109,24 +109,17 @@ def _run(agent: AgentContext, func: Callable[..., Any], /, *args: Any, **kwargs:
         leave()
 
 
-def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[..., Future[Any]]:
+def _submit(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @wraps(original)
-    def submit(
-        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+    def submit(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _copied(patch)
-        return original(self, fn if run is None else partial(run, fn), *args, **kwargs)
+        if run is not None and args:
+            args = (partial(run, args[0]), *args[1:])
+        elif run is not None and "func" in kwargs:  # a parameter of `ThreadPool`'s methods
+            kwargs["func"] = partial(run, kwargs["func"])
+        return original(self, *args, **kwargs)
 
     return submit
-
-
-def _pool_method(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    @wraps(original)
-    def method(self: ThreadPool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = _copied(patch)
-        return original(self, func if run is None else partial(run, func), *args, **kwargs)
-
-    return method
 
 
 def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callable[..., None]:
