@@ -14,7 +14,6 @@ are JSON text. Rollouts are read and written in portions, so that a run may be l
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections import Counter
@@ -22,12 +21,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Final, Literal
 
 import msgspec
 
 from lightspan.algorithms.recorded_attempts import (
     Query,
+    chat_of,
     read_attempts,
     reward_bound,
     score_of,
@@ -37,7 +37,7 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, CallStatus
-from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema import genai_messages
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
 from lightspan.stores import open_existing
@@ -66,6 +66,7 @@ class Filter:
     """Names or globs on agent paths; empty for every agent. Filters calls but not spans."""
     min_reward: float | None = None
     """Minimum reward of a rollout; None for no minimum. Unscored rollouts do not reach a minimum.
+    Messages are then only those of calls that `SFT(from_store=)` would imitate.
 
     In messages of production it applies to each call: to the feedback on the call or, if there is
     none, to the feedback on the attempt.
@@ -309,20 +310,19 @@ def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> It
         if not only.takes_score(view, entry.call):
             left_out["calls that scored too low, or not at all"] += 1
             continue
-        span = entry.call.span
-        attributes: Mapping[str, Any] = {} if span is None else span.attributes
-        answers = genai_messages.output_messages_of(attributes)
-        if entry.call.choice >= len(answers):
+        chat = chat_of(view.episode, entry.call)
+        if only.min_reward is not None and chat.rejection:
+            left_out[f"calls {chat.rejection}"] += 1
+        elif not chat.messages:
             left_out["calls without an answer"] += 1
-            continue
-        prompt = genai_messages.input_messages_of(attributes)
-        tools = attributes.get(c.TOOL_DEFINITIONS)
-        yield {
-            **_rollout_fields(view),
-            **_call_fields(view, entry),
-            "messages": [*prompt, answers[entry.call.choice]],
-            "tools": None if tools is None else json.loads(str(tools)),
-        }
+        else:
+            yield {
+                **_rollout_fields(view),
+                **_call_fields(view, entry),
+                "rejection": chat.rejection or None,
+                "messages": chat.messages,
+                "tools": chat.tools,
+            }
 
 
 def _entries(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[CallCoverage]:
@@ -496,6 +496,7 @@ _COLUMNS: Final[Mapping[What, Mapping[str, str]]] = {
     "messages": {
         **_ROLLOUT_COLUMNS,
         **_CALL_COLUMNS,
+        "rejection": "text",
         **dict.fromkeys(("messages", "tools"), "json"),
     },
 }

@@ -21,7 +21,7 @@ from lightspan.algorithms.recorded_attempts import (
     read_attempts,
     score_of_attempt,
 )
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutSummary
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
@@ -117,7 +117,7 @@ async def production_overview(store: Store, query: Query, page: Page) -> Overvie
     wanted = [ids[row.row_id] for row in _wanted(rows, page)]
     async for recorded in read_attempts(store, query, wanted):
         overview.read += 1
-        calls = recorded.episode.calls
+        calls = _distinct(recorded.episode)
         overview.calls.update(str(call.outcome) for call in calls)
         overview.agents.update(call.agent_path for call in calls)
         row = production_row_of(recorded)
@@ -183,6 +183,11 @@ def row_of(view: RolloutView) -> TableRow:
     )
 
 
+def _distinct(episode: Episode) -> list[Call]:
+    """Return the calls of an episode; one with several choices, which has several entries, once."""
+    return list({call.call_id: call for call in episode.calls}.values())
+
+
 def production_row_of(recorded: RecordedAttempt) -> TableRow:
     """Return the row of an attempt in the table of a store of production."""
     state, attempt, episode = recorded
@@ -193,7 +198,7 @@ def production_row_of(recorded: RecordedAttempt) -> TableRow:
         row_id=attempt.attempt_id,
         status=str(episode.status),
         reward=score_of_attempt(episode),
-        agents=Counter(call.agent_path for call in episode.calls),
+        agents=Counter(call.agent_path for call in _distinct(episode)),
         before=f"{state.rollout.run_id:<20}  {began:<19}  ",
         after=f"{seconds_of(episode):>7.2f}  {damaged:<7}  ",
         columns=Columns(

@@ -187,7 +187,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
             raised.
     """
     current, attempt = current_context(), None
-    if gateway_clients.is_clean(client) or (current is None and not state.thread_patches):
+    if gateway_clients.is_clean(client) or (current is None and "runner" not in state.carriers):
         return None
     try:
         if str(options.method).lower() != "post" or _model_path(sdk, options) is None:

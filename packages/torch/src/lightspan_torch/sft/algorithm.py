@@ -16,7 +16,13 @@ import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.protocol import local_model
-from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
+from lightspan.algorithms.recorded_attempts import (
+    NO_ANSWER,
+    Query,
+    Time,
+    has_answer,
+    reward_bound,
+)
 from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
@@ -29,7 +35,7 @@ from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
-from lightspan_torch.sft.chat_dataset import NO_ANSWER, has_answer, load_chats
+from lightspan_torch.sft.chat_dataset import load_chats
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
 
 POLICY = "policy"
@@ -74,8 +80,8 @@ class SFT:
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call, or if
     there is none, on its attempt. Calls are left out that have no score, failed, were truncated, or
-    were recorded after their attempt had ended. So are calls with several answers, and calls of
-    damaged attempts.
+    were recorded after their attempt had ended. So are calls with several answers, calls of damaged
+    attempts, and calls whose prompt is not whole, because the provider keeps a part of it.
 
     Chats from any source are left out if they are too long for the model or its chat template
     refuses them. Answers are left out that have no text and no tool call, or `"weight": 0` in their
