@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.schema.records import AttemptRef, Peer, Rollout
+from lightspan.schema.records import AttemptRef, Peer, Rollout, check_keys
 from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME
 from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -20,7 +20,8 @@ from lightspan.stores._validation import check_integer
 from lightspan.stores.protocol import StoredCall
 
 _replace = msgspec.structs.replace
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgspec.msgpack.Encoder()
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
 _rollout_decoder = msgspec.msgpack.Decoder(Rollout)
 _record_decoder = msgspec.msgpack.Decoder(TokenRecord)
 
@@ -28,7 +29,8 @@ _record_decoder = msgspec.msgpack.Decoder(TokenRecord)
 class PackedRollout(NamedTuple):
     rollout: Rollout
     body: bytes
-    """Canonical MessagePack of the rollout: equal for equal rollouts."""
+    """MessagePack of the rollout. The keys of the task have the order of the user's data, which an
+    app may write into a prompt."""
 
     @property
     def size(self) -> int:
@@ -78,12 +80,23 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
     """Serialise a rollout.
 
     Raises:
-        DataError: the task is not JSON, or a number in the rollout is invalid.
+        DataError: the task is not JSON or has a key that is no text, or a number in the rollout is invalid.
     """
     name = f"rollout {rollout.rollout_id!r:.100}"
+    task = f"the task of rollout {rollout.rollout_id!r}"
     check_integer(f"{name}: step", rollout.step)
     check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
-    return PackedRollout(rollout, _encode(f"the task of rollout {rollout.rollout_id!r}", rollout))
+    body = _encode(task, rollout)  # first, because it refuses cycles
+    check_keys(rollout.task, task)
+    return PackedRollout(rollout, body)
+
+
+def same_rollout(first: bytes, second: bytes) -> bool:
+    """Return whether two bodies are equal, except for the order of keys in the task."""
+    if first == second:
+        return True
+    one, other = (_canonical.encode(unpack_rollout(body)) for body in (first, second))
+    return one == other
 
 
 def unpack_rollout(body: bytes) -> Rollout:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
-from lightspan.schema.records import Json, fingerprint, task_id, task_json
+from lightspan.schema.records import BINARY, Json, check_keys, fingerprint, task_id, task_json
 from lightspan.stores import open_existing, public_url
 from lightspan.stores.aio import run_sync
 
@@ -108,16 +110,21 @@ _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow
 def json_task(task: Any, where: str) -> Json:
     """Return `task` after a JSON round trip, so that it equals the task that runners get.
 
+    The keys of dicts stay in order.
+
     Raises:
-        DataError: `task` is not JSON; the message names `where`.
+        DataError: `task` is not JSON, or a key is no text; the message names `where`.
     """
     try:
-        return json.loads(task_json(task))
+        plain = msgspec.to_builtins(task, builtin_types=BINARY)
+        text = task_json(plain)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
             f"booleans and None: {task!r:.200}"
         ) from error
+    check_keys(plain, where)
+    return json.loads(text)
 
 
 def tasks_from_store(
