@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightspan.schema.token_records import TokenRecord
 
 Which = Literal["policy", "base"]
-KLEstimator = Literal["k1", "k2", "k3"]
+KLEstimator = Literal["k2", "k3"]
 LossForm = Literal["clip", "gspo", "cispo"]
 ImportanceLevel = Literal["token", "sequence"]
 
@@ -117,6 +117,9 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     kl: float = 0.0
     """Weight of the KL divergence from the starting weights."""
     kl_estimator: KLEstimator = "k3"
+    """`k2` has the gradient of the KL divergence of the policy from the start. `k3` has that of the
+    start from the policy. There is no `k1`, because its gradient as a loss is noise around 0.
+    """
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     importance_cap: float | None = None
@@ -192,7 +195,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     decay_steps: int | None = None
-    """Steps over which the learning rate falls linearly to a twentieth; None keeps it constant."""
+    """Steps after the warm-up over which the learning rate falls linearly to a twentieth, which it
+    then keeps; None keeps it constant."""
 
     def __post_init__(self) -> None:
         check_choice("Optimizer: name", self.name, ("adamw", "muon"))
