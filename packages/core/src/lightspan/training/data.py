@@ -33,14 +33,7 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
         DataError: there is no task, a task is not JSON, the file is malformed, or `tasks` is a
             table (such as of pandas) or no iterable.
     """
-    table = type(tasks)
-    rows = _ROWS.get(table.__module__.partition(".")[0])
-    if rows is not None and hasattr(table, "columns"):  # iteration would yield columns
-        if hasattr(table, "collect"):  # polars' LazyFrame has no rows yet
-            rows = f"collect().{rows}"
-        raise DataError(
-            f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
-        )
+    check_no_table(tasks, what)
     if isinstance(tasks, str | Path):
         items = read_jsonl(Path(tasks), what, "task")
     elif isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
@@ -53,6 +46,22 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
     if not items:
         raise DataError(f"{what}: there is no task; give at least one")
     return [json_task(task, f"{what}[{index}]") for index, task in enumerate(items)]
+
+
+def check_no_table(data: object, what: str) -> None:
+    """Raise `DataError` if the data is a table, such as of pandas; iteration would yield columns.
+
+    Args:
+        what: name of the data, for the message.
+    """
+    table = type(data)
+    rows = _ROWS.get(table.__module__.partition(".")[0])
+    if rows is not None and hasattr(table, "columns"):
+        if hasattr(table, "collect"):  # polars' LazyFrame has no rows yet
+            rows = f"collect().{rows}"
+        raise DataError(
+            f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
+        )
 
 
 def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
