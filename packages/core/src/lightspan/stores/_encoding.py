@@ -80,7 +80,8 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
     """Serialise a rollout.
 
     Raises:
-        DataError: the task is not JSON or has a key that is no text, or a number in the rollout is invalid.
+        DataError: the task is not JSON or has a key that is no text, or a number in the rollout is
+            invalid.
     """
     name = f"rollout {rollout.rollout_id!r:.100}"
     task = f"the task of rollout {rollout.rollout_id!r}"

@@ -126,14 +126,15 @@ def json_task(task: Any, where: str) -> Json:
     """
     try:
         plain = msgspec.to_builtins(task, builtin_types=BINARY)
-        text = task_json(plain)
+        check_keys(plain, where)
+        return json.loads(task_json(plain))
+    except DataError:
+        raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
             f"booleans and None: {task!r:.200}"
         ) from error
-    check_keys(plain, where)
-    return json.loads(text)
 
 
 def tasks_from_store(

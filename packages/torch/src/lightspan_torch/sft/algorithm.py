@@ -192,8 +192,8 @@ class SFT:
             DataError: the file cannot be read, or no demonstration can be imitated. Or a
                 demonstration does not end with the assistant, has an empty prompt or answer, has an
                 `earlier` outside its prompt, or the chat template renders its prompt differently
-                once the answer is there, or the weight of a message is invalid, or `tools` is no list
-                or has a parameter without a schema. Or `demonstrations` is a table of pandas.
+                once the answer is there, or the weight of a message is invalid, or `tools` is no
+                list or has a parameter without a schema. Or `demonstrations` is a table of pandas.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
