@@ -46,6 +46,7 @@ from lightspan_agl.types import (
     ProxyLLM,
     Rollout as AglRollout,
     RolloutMode,
+    copy_resources,
 )
 
 
@@ -181,11 +182,18 @@ def _global_name(agent: LitAgent[Any]) -> str | None:
 
 # --- in a runner ----------------------------------------------------------------------------
 class AgentPool:
-    """A pool of equal agents. Each is used by one attempt at a time, because it may have state."""
+    """A pool of equal agents. Each is used by one attempt at a time, because it may have state.
 
-    def __init__(self, make: Callable[[], LitAgent[Any]]) -> None:
+    Args:
+        make: creates a further agent if all are in use.
+        first: the agent that is used first; None to create it.
+    """
+
+    def __init__(
+        self, make: Callable[[], LitAgent[Any]], first: LitAgent[Any] | None = None
+    ) -> None:
         self._make = make
-        self._free = [make()]
+        self._free = [make() if first is None else first]
         self._lock = threading.Lock()
         self.is_async = self._free[0].is_async()
 
@@ -300,7 +308,7 @@ class AgentApp(App):
                 for name, value in resources.items()
                 if isinstance(value, CorePromptTemplate)
             }
-            return {**own, **prompts}
+            return {**copy_resources(own), **prompts}
         assert llm is not None
         main = ProxyLLM(
             endpoint=llm.base_url,

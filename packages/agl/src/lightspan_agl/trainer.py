@@ -8,14 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.errors import ConfigError, DataError, UnknownAgentError, UnsupportedError
+from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.progress import print_line
-from lightspan.schema.records import Json, fingerprint
+from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._specs import build
+from lightspan_agl._tasks import as_tasks, check_no_text
 from lightspan_agl._unsupported import RUNNERS, RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
@@ -445,59 +446,6 @@ def _check_agent(agent: Any) -> None:
         raise UnsupportedError(
             f"{kind} defines {' and '.join(hooks)}, which lightspan never calls: {_HINTS['hooks']}"
         )
-
-
-def as_tasks(dataset: Any, name: str) -> list[Json]:
-    """Return the items of a data set, with numpy arrays as lists.
-
-    Args:
-        dataset: anything with a length and items by number, except a text or a mapping.
-        name: name of the data set in messages.
-
-    Raises:
-        ConfigError: `dataset` is None.
-        DataError: `dataset` has a wrong type, or a task is not JSON.
-    """
-    if dataset is None:
-        raise ConfigError(f"fit needs {name}: a list of tasks")
-    check_no_text(dataset, name)
-    try:
-        tasks = [_plain(dataset[index]) for index in range(len(dataset))]
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{name} must have a length and items by number: {error}") from error
-    for number, task in enumerate(tasks):
-        try:
-            fingerprint(task)
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{name}[{number}]={task!r:.200} is not JSON: {error}. A task is made of texts, "
-                "numbers, booleans, None, lists, and dicts with texts as keys"
-            ) from error
-    return tasks
-
-
-def check_no_text(dataset: Any, name: str) -> None:
-    """Raise `DataError` if a data set is a text (a path or a URL), a mapping or a table.
-
-    Args:
-        dataset: what the user passed.
-        name: name of the data set in the message.
-    """
-    if isinstance(dataset, str | bytes | Mapping) or hasattr(dataset, "iloc"):
-        hint = ": pass data.to_dict('records')" if hasattr(dataset, "iloc") else ""
-        shown = f"{dataset!r:.100}, a " if isinstance(dataset, str | bytes) else ""
-        raise DataError(
-            f"{name} must be a list of tasks, not {shown}{type(dataset).__name__}{hint}"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    to_list = getattr(value, "tolist", None)  # numpy arrays and scalars
-    return to_list() if callable(to_list) else value
 
 
 def _device() -> str:
