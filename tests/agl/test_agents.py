@@ -31,6 +31,7 @@ from lightspan.stores import open_store
 from lightspan_agl._agent_match import instrument_advice
 from lightspan_agl._agent_transport import AgentApp, AgentPool, MainLLM, agents, as_app
 from lightspan_agl._dev import DevSummary
+from lightspan_agl._main_block import changes_of_main
 from lightspan_testing.scripted import ScriptedServer
 
 LLM = MainLLM(
@@ -219,13 +220,60 @@ def test_globals_that_only_the_main_block_sets_are_named(
     assert capsys.readouterr().out == ""  # the agent is not the script's
     monkeypatch.setattr(Remembers, "__module__", "__main__")
     as_app(Remembers(), LLM)
-    assert "the script sets LIMIT, data under `if __name__ ==" in capsys.readouterr().out
+    assert "the script sets or changes LIMIT, data under `if __name__ ==" in capsys.readouterr().out
     script.write_text(SCRIPT.replace("    LIMIT = 2", "").replace("    data = [1]", ""))
     as_app(Remembers(), LLM)
     assert capsys.readouterr().out == ""
 
 
 # --- what agents are handed -----------------------------------------------------------------
+
+
+CHANGES = """
+import json, os, settings
+import numpy as np
+from config import OPTIONS, UNUSED
+CFG, LIST, SPACE, LEVEL, LOCAL = {"k": 1}, [], object(), 1, {}
+class Agent:
+    K = 0
+    def rollout(self, task):
+        return CFG, LIST, SPACE.k, level(), task.update(LOCAL)
+def level():
+    return LEVEL
+def prepare(path):
+    global LEVEL
+    LEVEL = 5
+    LOCAL = {}
+    LOCAL["own"] = path
+    settings.BONUS["v"] = path
+def main():
+    prepare("x")
+if __name__ == "__main__":
+    CFG["k"] = 5
+    LIST.append(5)
+    SPACE.k = 5
+    Agent.K = 5
+    OPTIONS.update(k=5)
+    setattr(settings, "X", 5)
+    os.environ["K"] = "5"
+    own = np.append([], 1)
+    own.k = json.loads("5")
+    main()
+"""
+
+
+def test_changes_of_the_main_block_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CHANGES)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    assert changes_of_main(is_of_script=True) == [
+        *("Agent.K", "CFG['k']", "LEVEL", "LIST", "OPTIONS", "SPACE.k", "settings"),
+        "settings.BONUS['v']",
+    ]
+    # an agent of another module reads what the script changes in modules
+    assert changes_of_main(is_of_script=False) == ["OPTIONS", "settings", "settings.BONUS['v']"]
 
 
 async def test_the_agent_gets_task_resources_and_rollout() -> None:

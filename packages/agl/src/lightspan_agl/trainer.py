@@ -21,7 +21,7 @@ from lightspan_agl._unsupported import RUNNERS, RefusesNames, refuse_names as _r
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
 from lightspan_agl.algorithm.decorator import FunctionalAlgorithm
-from lightspan_agl.algorithm.verl import VERL, Plan
+from lightspan_agl.algorithm.verl import VERL, Plan, verl_words
 from lightspan_agl.env_var import check_role, without_effect
 from lightspan_agl.litagent import ASYNC_METHODS, SYNC_METHODS, LitAgent, overrides
 from lightspan_agl.store import InMemoryLightningStore, LightningStore
@@ -177,7 +177,8 @@ class Trainer(RefusesNames):
                 f"data.train_batch_size={per_step} is more than the {len(train)} tasks of "
                 "train_dataset"
             )
-        trainer = self._core(self.algorithm)
+        with verl_words():
+            trainer = self._core(self.algorithm)
         for line in filter(None, [plan.report(), *self._notes()]):
             trainer.reporter.line(line)
         held_out = None
@@ -187,10 +188,16 @@ class Trainer(RefusesNames):
             if len(held_out) < len(tasks):
                 repeated = len(tasks) - len(held_out)
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
+        app = _as_app(agent, plan)
         try:
-            return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+            with verl_words():
+                return trainer.fit(app, train, held_out, resume=plan.resume)
         except UnknownAgentError as error:
-            error.add_note(f"For agent_match, {instrument_advice()}.")
+            error.add_note(
+                f"For agent_match, {instrument_advice()}. Try it with Trainer.dev, which trains "
+                "nothing. Remove the run's folder before another fit: it goes on with no other "
+                "agent_match."
+            )
             raise
 
     def dev(
@@ -298,8 +305,9 @@ class Trainer(RefusesNames):
             )
         tasks = train or val
         app = _as_app(agent, self.algorithm.plan)
-        trainer = self._core(self.algorithm)
-        return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
+        with verl_words():
+            trainer = self._core(self.algorithm)
+            return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
     def _core(self, verl: VERL) -> CoreTrainer:
         """Create the `lightspan.Trainer` that runs the configuration of `verl`."""

@@ -64,6 +64,25 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """Used key → verl's default (verl 0.5, `ppo_trainer.yaml`)."""
 
+KEYS_BY_OPTION: Final[Mapping[str, str]] = {
+    "estimator": "algorithm.adv_estimator",
+    "reinforce++": "reinforce_plus_plus",
+    "ppo": "gae",
+    "group_size": f"{ROLLOUT}.n",
+    "tasks_per_step": "data.train_batch_size",
+    "max_tokens": "data.max_response_length",
+    "max_length": "data.max_prompt_length + data.max_response_length",
+    "minibatches": f"data.train_batch_size / {ACTOR}.ppo_mini_batch_size",
+    "optimize": "agent_match of the adapter",
+    "folder": "trainer.default_local_dir",
+    "another folder": "another trainer.default_local_dir",
+    "resume": "trainer.resume_mode",
+    "steps": "trainer.total_training_steps",
+    "epochs": "trainer.total_epochs",
+    "learning_rate": f"{ACTOR}.optim.lr",
+}
+"""Word of lightspan's error messages → the key or value of a verl configuration."""
+
 WHOLE: Final[Mapping[str, int]] = {
     "data.train_batch_size": 1,
     "data.max_prompt_length": 1,
