@@ -84,14 +84,18 @@ _NAMES = {
 """Module → names that `lightspan` exports from it."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-_OF_PLUGINS = (
-    *("APO", "GEPA", "Alternate", "Judge", "Price", "ExternalRunners", "RayRunners"),
-    *("DevReport", "SFT", "Torch", "Transformers", "VLLM", "Verl"),
-)
-__all__ = ["__version__", *_HOME, *_OF_PLUGINS]
+
+def _exports() -> list[str]:
+    """Return the names of `from lightspan import *`: without those of plugins not installed."""
+    from lightspan.plugins import extra_of, installed_plugins
+
+    plugins = [name for name in installed_plugins("api") if extra_of("api", name)]
+    return ["__version__", *_HOME, *plugins]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _exports()
     if name.startswith("__"):
         raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
     try:
@@ -135,4 +139,4 @@ def _find(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return _exports()

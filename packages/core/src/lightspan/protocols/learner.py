@@ -246,11 +246,10 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_number("Critic: learning_rate", self.learning_rate, above=0)
-        check_whole("Critic: steps", self.steps, 1)
-        check_whole("Critic: batches", self.batches, 1)
+        for name, low in (("steps", 1), ("batches", 1), ("warmup", 0)):
+            check_whole(f"Critic: {name}", getattr(self, name), low)
         check_number("Critic: weight_decay", self.weight_decay, low=0)
         check_number("Critic: lam", self.lam, low=0, high=1)
-        check_whole("Critic: warmup", self.warmup, 0)
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):

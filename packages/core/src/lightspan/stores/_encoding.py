@@ -84,20 +84,16 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
             invalid.
     """
     name = f"rollout {rollout.rollout_id!r:.100}"
-    task = f"the task of rollout {rollout.rollout_id!r}"
     check_integer(f"{name}: step", rollout.step)
     check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
-    body = _encode(task, rollout)  # first, because it refuses cycles
-    check_keys(rollout.task, task)
+    body = _encode(f"the task of {name}", rollout)  # first, because it refuses cycles
+    check_keys(rollout.task, f"the task of {name}")
     return PackedRollout(rollout, body)
 
 
 def same_rollout(first: bytes, second: bytes) -> bool:
     """Return whether two bodies are equal, except for the order of keys in the task."""
-    if first == second:
-        return True
-    one, other = (_canonical.encode(unpack_rollout(body)) for body in (first, second))
-    return one == other
+    return len({_canonical.encode(unpack_rollout(body)) for body in (first, second)}) == 1
 
 
 def unpack_rollout(body: bytes) -> Rollout:
