@@ -533,8 +533,8 @@ def test_nulls_that_arrow_adds_are_not_imitated(
 
 
 def test_tables_and_tools_that_are_no_list(tiny: Path, tmp_path: Path) -> None:
-    frame = type("DataFrame", (), {"__module__": "pandas.core.frame", "columns": ["messages"]})()
-    with pytest.raises(DataError, match=r"is a DataFrame: give its rows, .*to_dict\(\"records"):
+    frame: Any = type("DataFrame", (), {"iloc": None})()
+    with pytest.raises(DataError, match=r"is a table: give its rows, data.to_dict\('records'\)"):
         SFT(tiny).fit(frame, tmp_path / "model", reporter=QUIET)
     with pytest.raises(DataError, match=r"demonstrations\[0\]: tools=nan must be a list, or None"):
         SFT(tiny).fit([{**CHATS[0], "tools": float("nan")}], tmp_path / "model", reporter=QUIET)

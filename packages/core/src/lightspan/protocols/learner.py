@@ -134,13 +134,16 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each token has an importance weight, or each call (the product over its tokens)."""
 
     def __post_init__(self) -> None:
-        check_choice("PolicyLoss: form", self.form, get_args(LossForm))
+        kinds = {"form": LossForm, "kl_estimator": KLEstimator, "importance_level": ImportanceLevel}
+        for name, kind in kinds.items():
+            check_choice(f"PolicyLoss: {name}", getattr(self, name), get_args(kind))
         defaults = FORM_DEFAULTS[self.form]
         for name in defaults.__struct_fields__:
             if getattr(self, name) is _OF_FORM:
                 msgspec.structs.force_setattr(self, name, getattr(defaults, name))
         check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
-        check_number("PolicyLoss: clip_high", self.clip_high, low=0)
+        for name in ("clip_high", "kl", "entropy"):
+            check_number(f"PolicyLoss: {name}", getattr(self, name), low=0)
         if self.dual_clip is not None:
             check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
             if self.form != "clip":
@@ -148,12 +151,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
                     f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip', not "
                     f"{self.form!r}: leave it out"
                 )
-        check_number("PolicyLoss: kl", self.kl, low=0)
-        check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
-        check_number("PolicyLoss: entropy", self.entropy, low=0)
         check_number("PolicyLoss: importance_cap", self.importance_cap, above=0, optional=True)
-        levels = get_args(ImportanceLevel)
-        check_choice("PolicyLoss: importance_level", self.importance_level, levels)
         if self.importance_cap is None and self.importance_level != "token":
             raise ConfigError(
                 f"PolicyLoss: importance_level={self.importance_level!r} applies only to the "

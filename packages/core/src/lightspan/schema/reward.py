@@ -15,8 +15,6 @@ MAX_NAME_LENGTH: Final = 1_024
 LARGEST: Final = 1e100
 """Largest absolute value of a reward. Sums and squares of larger values would overflow, such as of
 `-sys.float_info.max`, which an app may use for a failure."""
-_KINDS: Final = "a number, a bool, None or a mapping of names to numbers"
-_OF_DIMENSION: Final = "a number or a bool (leave a name without a number out)"
 
 
 class Reward(msgspec.Struct, frozen=True):
@@ -59,10 +57,7 @@ def usable(number: float) -> float | None:
 def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
     if not value:
         raise RewardError("a reward with named dimensions needs at least one: got {}")
-    dimensions = {
-        _name(name): _number(number, f"{_name(name)!r} of a reward", _OF_DIMENSION)
-        for name, number in value.items()
-    }
+    dimensions = {_name(n): _number(v, f"{_name(n)!r} of a reward") for n, v in value.items()}
     primary = primary or (next(iter(dimensions)) if len(dimensions) == 1 else "reward")
     if primary not in dimensions and primary == "reward":
         raise RewardError(
@@ -85,13 +80,14 @@ def _name(name: Any) -> str:
     return text
 
 
-def _number(value: Any, what: str = "a reward", kinds: str = _KINDS) -> float:
+def _number(value: Any, what: str = "a reward") -> float:
     if isinstance(value, str | bytes):
         raise RewardError(f"{what} must be a number, not the text {value!r}; convert it first")
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        kind = type(value).__name__
-        raise RewardError(f"{what} must be {kinds}, not {kind}: {value!r}") from error
+        more = ", or None or a mapping of names to numbers" if what == "a reward" else ""
+        kinds = f"a number or a bool{more}, not {type(value).__name__}"
+        raise RewardError(f"{what} must be {kinds}: {value!r}") from error
     except OverflowError as error:
         raise RewardError(f"{what} must be a number that a float can hold") from error

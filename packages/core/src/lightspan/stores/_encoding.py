@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.schema.records import AttemptRef, Peer, Rollout, check_keys
+from lightspan.schema.records import AttemptRef, Peer, Rollout
 from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME
 from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -86,9 +86,7 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
     name = f"rollout {rollout.rollout_id!r:.100}"
     check_integer(f"{name}: step", rollout.step)
     check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
-    body = _encode(f"the task of {name}", rollout)  # first, because it refuses cycles
-    check_keys(rollout.task, f"the task of {name}")
-    return PackedRollout(rollout, body)
+    return PackedRollout(rollout, _encode(f"the task of {name}", rollout))
 
 
 def same_rollout(first: bytes, second: bytes) -> bool:
@@ -220,6 +218,7 @@ def _check_owner(owner: str, name: str, attempt_id: str) -> None:
 
 def _encode(name: str, value: object) -> bytes:
     try:
+        _canonical.encode(value)  # refuses keys that are no text
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{name} cannot be stored: {error}") from error

@@ -33,7 +33,14 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
         DataError: there is no task, a task is not JSON, the file is malformed, or `tasks` is a
             table (such as of pandas) or no iterable.
     """
-    check_no_table(tasks, what)
+    table = type(tasks)
+    rows = _ROWS.get(table.__module__.partition(".")[0])
+    if rows is not None and hasattr(table, "columns"):  # iteration would yield columns
+        if hasattr(table, "collect"):  # polars' LazyFrame has no rows yet
+            rows = f"collect().{rows}"
+        raise DataError(
+            f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
+        )
     if isinstance(tasks, str | Path):
         items = read_jsonl(Path(tasks), what, "task")
     elif isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
@@ -46,22 +53,6 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
     if not items:
         raise DataError(f"{what}: there is no task; give at least one")
     return [json_task(task, f"{what}[{index}]") for index, task in enumerate(items)]
-
-
-def check_no_table(data: object, what: str) -> None:
-    """Raise `DataError` if the data is a table, such as of pandas; iteration would yield columns.
-
-    Args:
-        what: name of the data, for the message.
-    """
-    table = type(data)
-    rows = _ROWS.get(table.__module__.partition(".")[0])
-    if rows is not None and hasattr(table, "columns"):
-        if hasattr(table, "collect"):  # polars' LazyFrame has no rows yet
-            rows = f"collect().{rows}"
-        raise DataError(
-            f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
-        )
 
 
 def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
@@ -188,11 +179,11 @@ def tasks_from_store(
     return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
 
 
-def _is_within(reward: float | None, low: float | None, high: float | None) -> bool:
-    """Return whether `reward` is from `low` to `high`; None for `low` or `high` means no bound.
+def _is_within(score: float | None, low: float | None, high: float | None) -> bool:
+    """Return whether a score is from `low` to `high`; None for `low` or `high` means no bound.
 
-    If `reward` is None, the attempt is unscored. It passes only if there is no bound.
+    If the score is None, the attempt is unscored. It passes only if there is no bound.
     """
-    if reward is None:
+    if score is None:
         return low is None and high is None
-    return (low is None or reward >= low) and (high is None or reward <= high)
+    return (low is None or score >= low) and (high is None or score <= high)

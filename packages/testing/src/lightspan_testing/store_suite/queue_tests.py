@@ -85,7 +85,7 @@ class QueueTests(StoreTests):
             await store.enqueue([make_rollout("fine"), make_rollout(task=object())])
         with pytest.raises(DataError, match="ro-1"):
             await store.enqueue([make_rollout(task="\ud800")])
-        with pytest.raises(DataError, match=r"'ro-1'\['a'\]\[1\] has the key 1; .*: write '1'"):
+        with pytest.raises(DataError, match="ro-1"):
             await store.enqueue([make_rollout(task={"a": [0, {1: 2}]})])
         assert await store.rollouts() == []
 

@@ -27,7 +27,6 @@ from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
 from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
-from lightspan.training.data import check_no_table
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
 from lightspan_torch.sft.chat_dataset import NO_ANSWER, has_answer, load_chats
@@ -206,7 +205,8 @@ class SFT:
 
         if isinstance(demonstrations, str | Path):
             demonstrations = read_jsonl(Path(demonstrations), "demonstrations", "chat")
-        check_no_table(demonstrations, "demonstrations")
+        if hasattr(demonstrations, "iloc"):  # pandas, where iteration would yield columns
+            raise DataError("demonstrations is a table: give its rows, data.to_dict('records')")
         if type(demonstrations).__module__.partition(".")[0] == "datasets":
             demonstrations = _without_nulls(demonstrations, reporter)
         tokenizer = load_tokenizer(self.model)
