@@ -7,6 +7,7 @@ import asyncio
 import logging
 import sys
 import types
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -153,6 +154,8 @@ class Tables(agl.LitAgent[Any]):
         self.nested = Nested()
         self.models = [Model()]
         self.slots = Slots()
+        self.ordered = OrderedDict(a=1)
+        self.user_dict = UserDict(a=1)
         self.arguments = argparse.Namespace(k=1)
         self.handler = logging.StreamHandler()
 
@@ -171,6 +174,8 @@ class Tables(agl.LitAgent[Any]):
         ("table", lambda agent: setattr(agent.table["o"], "parts", [])),
         ("nested", lambda agent: setattr(agent.nested.parts[0], "limit", 2)),
         ("models", lambda agent: setattr(agent.models[0], "k", 5)),
+        ("ordered", lambda agent: agent.ordered.update(b=2)),
+        ("user_dict", lambda agent: agent.user_dict.update(b=2)),
         ("slots", lambda agent: setattr(agent.slots, "k", 5)),
         ("arguments", lambda agent: setattr(agent.arguments, "k", 5)),
     ],

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
-import sysconfig
 import warnings
 from abc import ABCMeta
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, Final, Generic, TypeVar
 
+from lightspan.capture.static_analysis import is_user_code, package_of
 from lightspan.errors import AppError
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.tracer import Tracer
@@ -31,8 +29,7 @@ log = logging.getLogger(__name__)
 _CONSTRUCTION: Final = "_lightspan_construction"
 _SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "runner", "tracer"}
 """Attributes that are not set by an agent's constructor."""
-_INSTALLED: Final = {Path(path) for path in sysconfig.get_paths().values()}
-"""Folders of Python and of installed packages."""
+_CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 _SETTINGS: Final = ("argparse", "collections", "easydict", "ml_collections", "omegaconf")
 """Packages with classes for settings and containers."""
 
@@ -109,24 +106,17 @@ def _contents_of(value: Any, above: tuple[int, ...]) -> int:
 def _settings_of(value: Any) -> dict[str, Any] | None:
     """Return the attributes of an object that are compared (see `_contents`); None for no such."""
     kind = type(value)
-    if isinstance(value, type | FunctionType | MethodType):
+    if isinstance(value, (type, FunctionType, MethodType, *_CONTAINERS)):
         return None
     if is_dataclass(value) or hasattr(kind, "__struct_fields__"):  # perhaps with slots
         names = getattr(kind, "__struct_fields__", None) or [each.name for each in fields(value)]
         return {name: getattr(value, name, None) for name in names} | getattr(value, "__dict__", {})
-    package = kind.__module__.partition(".")[0]
-    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    is_of_user = package == "__main__" or (
-        path is not None
-        and package.partition("_")[0] != "lightspan"
-        and not any(Path(path).is_relative_to(place) for place in _INSTALLED)
-    )
+    package = package_of(kind)
+    is_of_user = package.partition("_")[0] != "lightspan" and is_user_code(kind)
     is_settings = isinstance(value, SimpleNamespace) or hasattr(kind, "model_fields")
-    return (
-        getattr(value, "__dict__", None)
-        if is_of_user or is_settings or package in _SETTINGS
-        else None
-    )
+    if is_of_user or is_settings or package in _SETTINGS:
+        return getattr(value, "__dict__", None)
+    return None
 
 
 class _RecordsConstruction(ABCMeta):
