@@ -494,6 +494,52 @@ def test_chats_have_the_form_that_the_gateway_renders(
     )
 
 
+class _Dataset(list[Any]):
+    """A stand-in for a `Dataset` of Hugging Face, which is not installed."""
+
+    __module__ = "datasets.arrow_dataset"
+
+
+def _with_tools(question: str, arguments: Any, properties: Any) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    parameters = {"type": "object", "properties": properties}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+    }
+
+
+def test_nulls_that_arrow_adds_are_not_imitated(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arrow gives each row of a column of structs the keys of all rows."""
+    model = _with_template(tiny, tmp_path / "qwen", published_template("qwen2_5"))
+    number, text = {"type": "integer"}, {"type": "string"}
+    chats = [_with_tools("1", {"a": 1}, {"a": number}), _with_tools("2", {"b": ""}, {"b": text})]
+    merged = [
+        _with_tools("1", {"a": 1, "b": None}, {"a": number, "b": None}),
+        _with_tools("2", {"a": None, "b": ""}, {"a": None, "b": text}),
+    ]
+    SFT(model).fit(chats, tmp_path / "list", reporter=QUIET)
+    SFT(model).fit(_Dataset(merged), tmp_path / "dataset")
+    assert "keys of the Dataset's rows whose value is null are left out" in capsys.readouterr().out
+    rows, same = updates
+    assert [row.ids for row in same] == [row.ids for row in rows]
+    with pytest.raises(DataError, match=r"demonstrations\[0\]: the tools' parameter 'b' is null"):
+        SFT(model).fit(merged, tmp_path / "rows", reporter=QUIET)
+
+
+def test_tables_and_tools_that_are_no_list(tiny: Path, tmp_path: Path) -> None:
+    frame: Any = type("DataFrame", (), {"iloc": None})()
+    with pytest.raises(DataError, match=r"is a table: give its rows, data.to_dict\('records'\)"):
+        SFT(tiny).fit(frame, tmp_path / "model", reporter=QUIET)
+    with pytest.raises(DataError, match=r"demonstrations\[0\]: tools=nan must be a list, or None"):
+        SFT(tiny).fit([{**CHATS[0], "tools": float("nan")}], tmp_path / "model", reporter=QUIET)
+
+
 def test_an_answer_ends_where_the_template_writes_no_end(
     tiny: Path, tmp_path: Path, updates: list[list[Row]]
 ) -> None:

@@ -94,9 +94,8 @@ class BatchConfig:
     """Whether rollouts whose advantages are all zero get rows, for a loss with KL or entropy."""
 
     def __post_init__(self) -> None:
-        check_choice("estimator", self.estimator, ESTIMATORS)
-        check_choice("unit", self.unit, UNITS)
-        check_choice("weight", self.weight, WEIGHTS)
+        for name, names in (("estimator", ESTIMATORS), ("unit", UNITS), ("weight", WEIGHTS)):
+            check_choice(name, getattr(self, name), names)
         if self.token_constant is not None and self.weight != "token":
             raise ConfigError(f"token_constant applies only to weight='token', not {self.weight!r}")
         constants = self.token_constant

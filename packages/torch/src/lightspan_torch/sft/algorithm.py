@@ -179,8 +179,10 @@ class SFT:
         checkpoint in `FOLDER.unfinished`.
 
         Args:
-            demonstrations: a list of chats or `Demonstration`s (token ids), or the path of a
-                `.jsonl` file with a chat on each line. A chat is `{"messages": […], "tools": […]}`
+            demonstrations: a list of chats or `Demonstration`s (token ids), a `Dataset` of Hugging
+                Face with a chat in each row, or the path of a `.jsonl` file with a chat on each
+                line. Nulls in a `Dataset`'s tool calls and tools are left out, because Arrow adds
+                them. A chat is `{"messages": […], "tools": […]}`
                 or a list of messages; its last message is the assistant's. An answer may have a
                 `"weight"`, 0 or 1, as in OpenAI's format. None with `from_store`.
             folder: folder for the model, created if necessary.
@@ -195,7 +197,8 @@ class SFT:
             DataError: the file cannot be read, or no demonstration can be imitated. Or a
                 demonstration does not end with the assistant, has an empty prompt or answer, has an
                 `earlier` outside its prompt, or the chat template renders its prompt differently
-                once the answer is there, or the weight of a message is invalid.
+                once the answer is there, or the weight of a message is invalid, or `tools` is no
+                list or has a parameter without a schema. Or `demonstrations` is a table of pandas.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
@@ -208,6 +211,10 @@ class SFT:
 
         if isinstance(demonstrations, str | Path):
             demonstrations = read_jsonl(Path(demonstrations), "demonstrations", "chat")
+        if hasattr(demonstrations, "iloc"):  # pandas, where iteration would yield columns
+            raise DataError("demonstrations is a table: give its rows, data.to_dict('records')")
+        if type(demonstrations).__module__.partition(".")[0] == "datasets":
+            demonstrations = _without_nulls(demonstrations, reporter)
         tokenizer = load_tokenizer(self.model)
         left_out: Counter[str] = Counter()
         if demonstrations is None:
@@ -585,7 +592,49 @@ def _turn(
 def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     if not isinstance(demo, Mapping) or not isinstance(demo.get("messages"), list):
         raise DataError(f'demonstrations[{index}] must be {{"messages": […]}}, not {demo!r:.200}')
-    return demo["messages"], demo.get("tools")
+    tools = demo.get("tools")
+    if not isinstance(tools, list | None):
+        raise DataError(
+            f"demonstrations[{index}]: tools={tools!r:.100} must be a list, or None for no tools"
+        )
+    for tool in tools or []:
+        part = tool
+        for key in ("function", "parameters", "properties"):
+            part = part.get(key, part) if isinstance(part, Mapping) else None
+        for name, schema in part.items() if isinstance(part, Mapping) else ():
+            if schema is None:
+                raise DataError(
+                    f"demonstrations[{index}]: the tools' parameter {name!r} is null; Arrow adds "
+                    "such nulls to rows of a Dataset: give the Dataset itself, or leave them out"
+                )
+    return demo["messages"], tools
+
+
+def _without_nulls(dataset: Any, reporter: Reporter) -> list[Json]:
+    """Return the rows of a `Dataset` of Hugging Face, without nulls in tool calls and tools.
+
+    A column of structs has the keys of all its rows. Arrow fills those that a row lacks with null,
+    which a chat template would render as arguments and parameters.
+    """
+    rows = list(dataset)
+    kept = [_drop_nulls(row) for row in rows]
+    if kept != rows:
+        reporter.line(
+            "demonstrations: keys of the Dataset's rows whose value is null are left out, because "
+            "Arrow adds them; for a tool argument that is null, give arguments as JSON text"
+        )
+    return kept
+
+
+def _drop_nulls(value: Any) -> Any:
+    """Return a part of a row without the keys whose value is None, except `content`."""
+    if isinstance(value, dict):
+        return {
+            key: _drop_nulls(item)
+            for key, item in value.items()
+            if item is not None or key == "content"
+        }
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
