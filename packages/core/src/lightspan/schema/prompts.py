@@ -78,8 +78,17 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
     @property
     def text(self) -> str:
-        """The template with single literal braces, not doubled as in `{{`. Placeholders stay."""
-        return "".join(piece.text for piece in _pieces(self.template))
+        """The template with single literal braces, not doubled as in `{{`. Placeholders stay.
+
+        The template itself if it needs its doubled braces, as `{{user}}` beside `{user}` does.
+        """
+        text = _single_braces(self.template)
+        return text if _split(text, self.fields) == _pieces(self.template) else self.template
+
+    @property
+    def has_doubled_braces(self) -> bool:
+        """Whether `{{` or `}}` in the template is a literal brace."""
+        return self.template != _single_braces(self.template)
 
     def format(self, **values: Any) -> str:
         """Return the text with the placeholders filled by `values`.
@@ -130,18 +139,26 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         """Return a template with the same placeholders and the new text `text`.
 
         Args:
-            text: the new template, with single braces for literal braces (as in the property
-                `text`). A brace that does not belong to a placeholder of this template is literal.
+            text: the new template, with single or doubled literal braces as in the property
+                `text`. A brace that does not belong to a placeholder of this template is literal.
 
         Raises:
-            ConfigError: the text lacks a placeholder of this template.
+            ConfigError: the text lacks a placeholder of this template, or single braces where the
+                property `text` has doubled ones.
         """
-        missing = [field for field in self.fields if field not in text]
+        pieces, is_doubled = _split(text, self.fields), self.has_doubled_braces
+        if is_doubled and self.text == self.template:
+            parsed = _parsed(text)
+            if parsed is None:
+                raise ConfigError("a literal brace of the text is not doubled, as in {{ and }}")
+            known = [piece._replace(is_placeholder=piece.text in self.fields) for piece in parsed]
+            pieces = _joined(known)
+        missing = [field for field in self.fields if _Piece(field, True) not in pieces]
         if missing:
             raise ConfigError(f"the text has no {' and no '.join(missing)}")
-        pieces = _split(text, self.fields)
-        # without doubled braces where possible: an app may use the text without filling it
-        return PromptTemplate(text if _pieces(text) == pieces else _escaped(pieces))
+        # else without doubled braces where possible: an app may use the text without filling it
+        is_kept = not is_doubled and _pieces(text) == pieces
+        return PromptTemplate(text if is_kept else _escaped(pieces))
 
 
 @lru_cache(maxsize=1024)
@@ -151,6 +168,10 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
     if pieces is None:
         return _split(template, dict.fromkeys(_PLAIN.findall(template)))
     return _joined(pieces)
+
+
+def _single_braces(template: str) -> str:
+    return "".join(piece.text for piece in _pieces(template))
 
 
 def _parsed(template: str) -> list[_Piece] | None:
