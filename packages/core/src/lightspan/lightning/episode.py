@@ -178,6 +178,8 @@ class Episode:
     """Notes for the user about contradictions, such as two different rewards."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
     """All spans of the attempt except late ones."""
+    earlier: tuple[Episode, ...] = field(default=(), repr=False)
+    """Episodes of the rollout's earlier attempts, which were lost and repeated."""
 
     @property
     def finished(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightspan.errors import RewardError
@@ -197,7 +197,7 @@ class _Progress:
 
 
 async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Episode]:
-    """Return the episode of each rollout's last attempt.
+    """Return the episode of each rollout's last attempt, with those of its `earlier` attempts.
 
     The algorithm's `failure_reward` is not applied to them yet.
 
@@ -205,19 +205,18 @@ async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Ep
         store: open store.
         states: rollouts, ended or not.
     """
-    attempts = await last_attempts(store, states)
-    ids = [attempt.attempt_id for attempt in attempts if attempt.number]
-    spans = await store.spans(ids)
-    records = await store.token_records(ids)
-    return [
-        build_episode(
-            attempt,
-            state.rollout,
-            spans.get(attempt.attempt_id, []),
-            records.get(attempt.attempt_id, []),
+    tries = await _attempts(store, states)
+    ids = [attempt.attempt_id for attempts in tries for attempt in attempts if attempt.number]
+    spans, records = await store.spans(ids), await store.token_records(ids)
+    episodes = []
+    for state, attempts in zip(states, tries, strict=True):
+        *earlier, last = (
+            build_episode(one, state.rollout, spans.get(key, []), records.get(key, []))
+            for one in attempts
+            for key in [one.attempt_id]
         )
-        for state, attempt in zip(states, attempts, strict=True)
-    ]
+        episodes.append(replace(last, earlier=tuple(earlier)))
+    return episodes
 
 
 async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:
@@ -225,9 +224,15 @@ async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[At
 
     A rollout that no runner claimed gets a placeholder attempt with number 0.
     """
+    return [attempts[-1] for attempts in await _attempts(store, states)]
+
+
+async def _attempts(store: Store, states: Sequence[RolloutState]) -> list[list[Attempt]]:
     ids = [state.rollout.rollout_id for state in states]
-    last = {a.rollout_id: a for a in await store.attempts(ids)} if ids else {}
-    return [last.get(state.rollout.rollout_id) or _unclaimed(state) for state in states]
+    tries: dict[str, list[Attempt]] = {}
+    for attempt in await store.attempts(ids) if ids else []:
+        tries.setdefault(attempt.rollout_id, []).append(attempt)
+    return [tries.get(key) or [_unclaimed(state)] for key, state in zip(ids, states, strict=True)]
 
 
 def _unclaimed(state: RolloutState) -> Attempt:
