@@ -241,8 +241,8 @@ class Search:
         settings, trials, best = self._settings, self._trials, self._runs[self._chosen][0]
         iteration = _iteration(settings, self._split)
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
-        if all(map(trials.is_solved, best)):
-            self._ended = "the selection split has the perfect reward on every task"
+        if perfect := trials.why_perfect(best):
+            self._ended = perfect
         elif remaining < iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "

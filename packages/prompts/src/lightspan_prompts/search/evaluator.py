@@ -694,6 +694,18 @@ class Evaluator:
         perfect, reward = self._perfect_reward, evidence.reward
         return perfect is not None and _is_scored(evidence) and (reward or 0.0) >= perfect
 
+    def why_perfect(self, evidence: Sequence[Evidence]) -> str:
+        """Say that all tasks of the selection split are solved; empty if they are not."""
+        if not all(map(self.is_solved, evidence)):
+            return ""
+        text = f"every task of the selection split has perfect_reward={self._perfect_reward:g}"
+        if self.reflections:
+            return text
+        return (
+            f"{text} with the initial prompts, so there is nothing to learn; if a higher reward is "
+            "possible, give it as perfect_reward=, or perfect_reward=None"
+        )
+
     def _check_rewards(self, rewards: Sequence[float]) -> None:
         """Note the first reward above the perfect one, and the first below the failure reward."""
         self._lowest = min([self._lowest, *rewards])
