@@ -80,7 +80,7 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
     def text(self) -> str:
         """The template with single literal braces, not doubled as in `{{`. Placeholders stay.
 
-        The template itself if it needs its doubled braces, as `{{user}}` beside `{user}` does.
+        The template itself if it needs its doubled braces, as `{{user}}` next to `{user}` does.
         """
         text = _single_braces(self.template)
         return text if _split(text, self.fields) == _pieces(self.template) else self.template
