@@ -21,7 +21,7 @@ from lightspan.lightning.episode import Call, Episode, named_means
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import Mode
+from lightspan.schema.records import AttemptStatus, Mode, RolloutStatus
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
@@ -370,11 +370,18 @@ def _mean(line: Mapping[str, Any], key: str) -> str:
     return f"{math.nan if value is None else value:.3f}"
 
 
+def _status_of_rollout(view: RolloutView) -> str:
+    """Return the status of a rollout; `timeout` for one that failed because its time ran out."""
+    is_late = view.episode.status is AttemptStatus.TIMEOUT
+    is_failed = view.state.status is RolloutStatus.FAILED
+    return str(view.episode.status if is_late and is_failed else view.state.status)
+
+
 def _row_of(view: RolloutView) -> TableRow:
     rollout = view.state.rollout
     return TableRow(
         row_id=rollout.rollout_id,
-        status=str(view.state.status),
+        status=_status_of_rollout(view),
         reward=view.episode.reward,
         agents=Counter(call.agent_path for call in view.episode.calls),
         before=f"{rollout.mode:<5}  {view.step:>4}  ",
@@ -396,7 +403,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     episode, rollout = view.episode, view.state.rollout
     yield (
         f"rollout {rollout.rollout_id} ({rollout.mode}, step {view.step}, task "
-        f"{rollout.task_id}): {view.state.status}"
+        f"{rollout.task_id}): {_status_of_rollout(view)}"
     )
     is_production = rollout.mode is Mode.PRODUCTION
     is_rated = is_production and any(is_feedback(span) for span in episode.spans)
