@@ -268,6 +268,18 @@ def test_air_without_a_tool_call_is_told_once() -> None:
     assert read([line(1, [[0.0, 1.0]], **{"air/a/seen": 0.0, "air/b/seen": 2.0})]) == []
 
 
+def test_rewards_on_calls_without_effect_are_told_once() -> None:
+    counts = {"batch/stray_rewards": 2.0, "batch/unused_step_rewards": 3.0}
+    alerts = read([line(step, [[0.0, 1.0]], **counts) for step in (1, 2)])
+    assert [(alert.name, alert.step) for alert in alerts] == [
+        ("rewards_are_stray", 1),
+        ("call_rewards_are_unused", 1),
+    ]
+    stray, unused = (alert.text for alert in alerts)
+    assert stray.startswith("2 rewards on a call went to an id that no call has")
+    assert unused.startswith('the reward of 3 calls had no effect: credit="terminal"')
+
+
 def test_numbers_that_are_not_finite_do_not_end_the_alerts() -> None:
     """Check lines of `metrics.jsonl` with null for NaN."""
     lines = [line(step, [[0.0, 1.0]] * 8) for step in range(1, 12)]

@@ -258,7 +258,8 @@ class BatchBuilder:
         - `retried`, the number of calls in failed tries, whose credit is at most the failure's;
         - `transitions` (trained calls) and `rejected:<reason>` (rejected calls);
         - `trained_tokens` and `rows`;
-        - `unused_step_rewards`, the number of calls whose reward cannot be used.
+        - `unused_step_rewards`, the number of calls whose reward cannot be used;
+        - `stray_rewards`, the number of rewards on an id of no call.
 
         Args:
             values: rollout id → call → the critic's value; None unless the credit rule needs a
@@ -705,3 +706,5 @@ def _count(
     )
     if unused:
         counters["unused_step_rewards"] = unused
+    if stray := sum(episode.stray_rewards for episode in episodes):
+        counters["stray_rewards"] = stray

@@ -176,6 +176,8 @@ class Episode:
     """Number of late spans and records."""
     notes: tuple[str, ...] = ()
     """Notes for the user about contradictions, such as two different rewards."""
+    stray_rewards: int = 0
+    """Number of rewards that were emitted on an id of no call, which are unused."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
     """All spans of the attempt except late ones."""
     earlier: tuple[Episode, ...] = field(default=(), repr=False)
@@ -283,6 +285,7 @@ def build_episode(
         late_calls=_in_causal_order(late_calls),
         late=inputs.late,
         notes=tuple(notes),
+        stray_rewards=len(inputs.rewards) - len(emitted) - sum(map(len, on_calls.values())),
         spans=tuple(inputs.spans),
     )
     if unscored := _lost_answer(calls, inputs.llm):
