@@ -109,7 +109,7 @@ def split_tasks(
 
 
 def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
-    """Yield warnings about tasks that occur more than once: in a step, in training, in two splits.
+    """Yield warnings about tasks that occur more than once: in training, or in two splits.
 
     Tasks of two splits are equal if all fields but `id` are; training tasks, if `id` is too.
     """
@@ -117,10 +117,6 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
     distinct = len(set(map(fingerprint, splits.train)))  # with their ids, which apps may look up
     if distinct < len(splits.train):
         yield f"of {len(splits.train)} training tasks {distinct} are distinct: others repeat them"
-    count, size = len(splits.train), algorithm.tasks_per_step
-    if count < size and algorithm.policies() and not algorithm.searches:
-        times = f"about {size / count:.2g} times, each time as a group of its own"
-        yield f"tasks_per_step={size} and {plural(count, 'task')}: in a step a task runs {times}"
     selection, held_out = splits.selection or (), splits.held_out or ()
     if shared := sum(_content(task) in train for task in selection):
         yield (
@@ -135,6 +131,14 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
             f"{shared} of the {plural(len(held_out), 'held-out task')} are training tasks too: "
             f"{why}, so the reported reward is too high; give other held-out tasks"
         )
+
+
+def few_tasks_warning(algorithm: Algorithm, count: int) -> Iterator[str]:
+    """Yield a warning if `count`, the number of training tasks, is less than a step takes."""
+    size = algorithm.tasks_per_step
+    if count < size and algorithm.policies() and not algorithm.searches:
+        times = f"about {size / count:.2g} times, each time as a group of its own"
+        yield f"tasks_per_step={size} and {plural(count, 'task')}: in a step a task runs {times}"
 
 
 def _content(task: Json) -> str:
