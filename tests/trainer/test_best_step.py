@@ -18,7 +18,7 @@ from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import list_checkpoints
 from lightspan.training.folder import RunFolder
-from lightspan.training.model_selection import Splits, few_tasks_warning, overlap_warnings
+from lightspan.training.model_selection import Splits, overlap_warnings
 from lightspan.training.settings import TrainerSettings
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -276,14 +276,6 @@ def test_repeated_training_tasks_are_counted(tiny: Path) -> None:
     assert list(overlap_warnings(LightningRL(tiny), Splits(train, None, None))) == [
         "of 12 training tasks 4 are distinct: others repeat them"
     ]
-
-
-def test_fewer_tasks_than_a_step_takes_are_told(tiny: Path) -> None:
-    assert list(few_tasks_warning(LightningRL(tiny), 2)) == [
-        "tasks_per_step=16 and 2 tasks: in a step a task runs about 8 times, each time as a group "
-        "of its own"
-    ]
-    assert list(few_tasks_warning(LightningRL(tiny, tasks_per_step=2), 2)) == []
 
 
 def test_dev_and_fit_say_that_held_out_tasks_are_trained_on(

@@ -93,7 +93,7 @@ def test_a_literal_that_looks_like_a_placeholder_stays_doubled() -> None:
     diff = LearnedPrompt(before=template, after=after).diff()
     assert "{{user}} for the name" in diff
     assert "{user}: {{user}}" in diff
-    with pytest.raises(Unusable, match=r"not doubled, as in {{ and }}"):
+    with pytest.raises(Unusable, match=r"no {user} and no {q} that str.format can fill"):
         proposed_template(template, '<prompt>{user} {q} {"a": 1}</prompt>', "stop")
     with pytest.raises(Unusable, match=r"has no {user}"):
         proposed_template(template, "<prompt>{{user}} {q}</prompt>", "stop")

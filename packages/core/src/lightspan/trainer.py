@@ -20,12 +20,7 @@ from lightspan.stores.aio import run_sync
 from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
 from lightspan.training.loop import TrainingLoop
-from lightspan.training.model_selection import (
-    Splits,
-    few_tasks_warning,
-    overlap_warnings,
-    split_tasks,
-)
+from lightspan.training.model_selection import Splits, overlap_warnings, split_tasks
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings, signature_from
@@ -246,8 +241,7 @@ class Trainer:
                 for choice in self.algorithm.describe_choices():
                     self.reporter.line(choice)
             await session.open()
-            few = few_tasks_warning(self.algorithm, len(splits.train))
-            for warning in (*overlap_warnings(self.algorithm, splits), *few):
+            for warning in overlap_warnings(self.algorithm, splits):
                 self.reporter.line(warning)
             return await TrainingLoop(session).run()
 

@@ -143,8 +143,24 @@ def print_alerts(event: RunEvent) -> list[str]:
     # of a run that was resumed, earlier steps were reported before
     train = [line for line in new if line["kind"] == "train" and line["step"] == event.step]
     notes = [text for line in train for text in update_notes(line)]
+    if event.step == 1 and train:
+        notes += few_tasks_notes(folder.read_config())
     new_alerts = [alert for alert in alerts if alert.step == event.step]
     return notes + [f"warning: {alert.text} ({PAGE})" for alert in new_alerts]
+
+
+def few_tasks_notes(config: Line) -> list[str]:
+    """Return a note if a run, whose configuration is `config`, has fewer tasks than a step takes.
+
+    Empty if it has enough.
+    """
+    size, count = config.get("tasks_per_step") or 0, config["train"]["tasks"]
+    if count >= size:
+        return []
+    return [
+        f"tasks_per_step={size}, and there are {plural(count, 'training task')}: in a step a task "
+        f"runs about {size / count:.2g} times, each time as a group of its own"
+    ]
 
 
 # --- notes on one step, which are repeated ----------------------------------------------------

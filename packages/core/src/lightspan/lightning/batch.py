@@ -706,5 +706,4 @@ def _count(
     )
     if unused:
         counters["unused_step_rewards"] = unused
-    if stray := sum(episode.stray_rewards for episode in episodes):
-        counters["stray_rewards"] = stray
+    counters.update("stray_rewards" for e in episodes for _ in range(e.stray_rewards))

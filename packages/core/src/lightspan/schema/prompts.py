@@ -148,14 +148,12 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         """
         pieces, is_doubled = _split(text, self.fields), self.has_doubled_braces
         if is_doubled and self.text == self.template:
-            parsed = _parsed(text)
-            if parsed is None:
-                raise ConfigError("a literal brace of the text is not doubled, as in {{ and }}")
-            known = [piece._replace(is_placeholder=piece.text in self.fields) for piece in parsed]
-            pieces = _joined(known)
+            parsed = _parsed(text) or ()  # none if a literal brace is not doubled
+            pieces = _joined([p._replace(is_placeholder=p.text in self.fields) for p in parsed])
         missing = [field for field in self.fields if _Piece(field, True) not in pieces]
         if missing:
-            raise ConfigError(f"the text has no {' and no '.join(missing)}")
+            suffix = " that str.format can fill" if is_doubled else ""
+            raise ConfigError(f"the text has no {' and no '.join(missing)}{suffix}")
         # else without doubled braces where possible: an app may use the text without filling it
         is_kept = not is_doubled and _pieces(text) == pieces
         return PromptTemplate(text if is_kept else _escaped(pieces))

@@ -133,14 +133,6 @@ def overlap_warnings(algorithm: Algorithm, splits: Splits) -> Iterator[str]:
         )
 
 
-def few_tasks_warning(algorithm: Algorithm, count: int) -> Iterator[str]:
-    """Yield a warning if `count`, the number of training tasks, is less than a step takes."""
-    size = algorithm.tasks_per_step
-    if count < size and algorithm.policies() and not algorithm.searches:
-        times = f"about {size / count:.2g} times, each time as a group of its own"
-        yield f"tasks_per_step={size} and {plural(count, 'task')}: in a step a task runs {times}"
-
-
 def _content(task: Json) -> str:
     """Return a hash of the fields of a task other than `id`.
 
