@@ -211,9 +211,8 @@ class Episode:
         Runs in which a call itself failed are left out.
         """
         blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
-        for span in self.spans:
-            if span.kind is SpanKind.AGENT:
-                blocks[span.parent_id, _path(span)].append(span)
+        for span in (span for span in self.spans if span.kind is SpanKind.AGENT):
+            blocks[span.parent_id, _path(span)].append(span)
         failed = {
             span.span_id
             for spans in blocks.values()

@@ -96,11 +96,9 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         Raises:
             ConfigError: a placeholder has no value, or cannot format its value.
         """
+        pieces = _pieces(self.template)
         try:
-            return "".join(
-                piece.text.format(**values) if piece.is_placeholder else piece.text
-                for piece in _pieces(self.template)
-            )
+            return "".join(p.text.format(**values) if p.is_placeholder else p.text for p in pieces)
         except KeyError as error:
             raise ConfigError(f"the prompt template needs a value for {error}") from error
         except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -125,9 +123,8 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
                 literals.append("")
             else:
                 literals[-1] = piece.text
-        if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-            return None
-        if "" in literals[1:-1]:
+        is_plain = all(map(_NAME.fullmatch, names)) and "" not in literals[1:-1]
+        if len(set(names)) < len(names) or not is_plain:
             return None
         first = _shortest_values(literals, text)
         last = _shortest_values([literal[::-1] for literal in reversed(literals)], text[::-1])
@@ -191,10 +188,8 @@ def _parsed(template: str) -> list[_Piece] | None:
 
 def _escaped(pieces: Iterable[_Piece]) -> str:
     """Return the template that consists of `pieces`, with literal braces doubled."""
-    return "".join(
-        piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
-        for piece in pieces
-    )
+    doubled = str.maketrans({"{": "{{", "}": "}}"})
+    return "".join(p.text if p.is_placeholder else p.text.translate(doubled) for p in pieces)
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
@@ -223,10 +218,8 @@ def _split(text: str, fields: Iterable[str]) -> tuple[_Piece, ...]:
         text: the text.
         fields: the placeholders to find, as they are written, such as `{name}`.
     """
-    patterns = [re.escape(field) for field in fields]
-    if not patterns:
-        return _joined([_Piece(text, False)])
-    parts = re.split(f"({'|'.join(patterns)})", text)
+    pattern = "|".join(map(re.escape, fields)) or "(?!)"  # which matches nowhere
+    parts = re.split(f"({pattern})", text)
     return _joined([_Piece(part, number % 2 == 1) for number, part in enumerate(parts)])
 
 

@@ -175,8 +175,6 @@ class Instructions(
             return Reading(text) if self.surveyed and not self.prompts else None
         if learned.before.template != text:
             return Reading(text, reason=OTHER_PROMPT)
-        if learned.after == learned.before:
-            return Reading(text, text)
         # The app fills or uses the template itself, so braces that it doubles stay doubled.
         after = learned.after
         is_own = bool(after.fields) or learned.before.has_doubled_braces

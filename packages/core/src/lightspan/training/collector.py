@@ -116,9 +116,9 @@ class Collector:
         self.reporter.advance(shown)
         while (groups := self.in_flight.ready(count, first)) is None:
             ended = self.in_flight.update(await self._poll_ended())
-            for state, attempt in zip(ended, await last_attempts(self.store, ended), strict=True):
-                progress.add(state, attempt)
-                if state.rollout.mode is Mode.VAL and attempt.status is AttemptStatus.FAILED:
+            for state, attempts in zip(ended, await _attempts(self.store, ended), strict=True):
+                progress.add(state, attempts[-1])
+                if state.rollout.mode is Mode.VAL and attempts[-1].status is AttemptStatus.FAILED:
                     check_evaluable(await read_episodes(self.store, [state]))
             _, done = self.in_flight.size(count, first)
             self.reporter.advance(done - shown, **progress.values())
@@ -171,9 +171,8 @@ class _Progress:
         if attempt.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {state.rollout.task_id}: {attempt.message}")
         self._failed += attempt.status is not AttemptStatus.SUCCEEDED
-        value = attempt.reward.value if attempt.reward is not None else None
-        if value is not None:
-            self._rewards.append(value)
+        if attempt.reward is not None and attempt.reward.value is not None:
+            self._rewards.append(attempt.reward.value)
 
     def values(self) -> dict[str, float]:
         """Return the mean reward, the engine's tokens per second, and the number of failures.
@@ -208,26 +207,21 @@ async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Ep
     tries = await _attempts(store, states)
     ids = [attempt.attempt_id for attempts in tries for attempt in attempts if attempt.number]
     spans, records = await store.spans(ids), await store.token_records(ids)
-    episodes = []
-    for state, attempts in zip(states, tries, strict=True):
-        *earlier, last = (
-            build_episode(one, state.rollout, spans.get(key, []), records.get(key, []))
-            for one in attempts
-            for key in [one.attempt_id]
-        )
-        episodes.append(replace(last, earlier=tuple(earlier)))
-    return episodes
 
+    def build(state: RolloutState, attempt: Attempt) -> Episode:
+        key = attempt.attempt_id
+        return build_episode(attempt, state.rollout, spans.get(key, []), records.get(key, []))
 
-async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:
-    """Return the last attempt of each rollout.
-
-    A rollout that no runner claimed gets a placeholder attempt with number 0.
-    """
-    return [attempts[-1] for attempts in await _attempts(store, states)]
+    pairs = zip(states, tries, strict=True)
+    built = [[build(state, one) for one in attempts] for state, attempts in pairs]
+    return [replace(last, earlier=tuple(earlier)) for *earlier, last in built]
 
 
 async def _attempts(store: Store, states: Sequence[RolloutState]) -> list[list[Attempt]]:
+    """Return the attempts of each rollout, the last one last.
+
+    A rollout that no runner claimed gets a placeholder attempt with number 0.
+    """
     ids = [state.rollout.rollout_id for state in states]
     tries: dict[str, list[Attempt]] = {}
     for attempt in await store.attempts(ids) if ids else []:
