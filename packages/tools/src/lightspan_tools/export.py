@@ -33,10 +33,10 @@ from lightspan.algorithms.recorded_attempts import (
     score_of,
     score_of_attempt,
 )
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import ConfigError, DataError, UnknownAgentError
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.episode import Call
-from lightspan.lightning.selection import CallCoverage, CallStatus
+from lightspan.lightning.selection import CallCoverage, CallStatus, unknown_agents
 from lightspan.schema import genai_messages
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
@@ -114,11 +114,15 @@ class ExportSummary:
     rollouts: int
     left_out: Mapping[str, int]
     """Reason → number of calls or rollouts without a row."""
+    unknown: str = ""
+    """Which patterns of agents match no call; empty if all match."""
 
     def text(self, what: What, out: Path | None) -> str:
         """Return the counts as one line of text."""
         target = "" if out is None else f" to {out}"
         text = f"{self.rows} {what} of {self.rollouts} rollouts{target}"
+        if self.unknown:
+            text += f"; {self.unknown}"
         if not self.left_out:
             return text
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
@@ -145,6 +149,7 @@ def export_run(
     Raises:
         ConfigError: the folder holds no run, or the format is unknown or needs a file or a package.
         DataError: the file cannot be written.
+        UnknownAgentError: none of the agents' patterns matches a call.
     """
     run = RunFolder(folder)
     config = run.read_config()
@@ -187,6 +192,7 @@ def export_store(
         ConfigError: the format is unknown or needs a file or a package; or `what` is transitions,
             which production does not record.
         DataError: the file cannot be written.
+        UnknownAgentError: none of the agents' patterns matches a call.
     """
     if what == "transitions":
         raise ConfigError("production has no token ids, and so no transitions: export messages")
@@ -212,12 +218,14 @@ async def _export(
     rows = rollouts = 0
     written_tasks: set[str] = set()
     left_out: Counter[str] = Counter()
+    paths: set[str] = set()
     async with open_existing(url, read_only=True) as store:
         with _writer(what, format, out) as write:
             async for view in views(store):
                 if not only.takes(view, what):
                     left_out["rollouts of another mode or reward"] += 1
                     continue
+                paths.update(call.agent_path for call in view.episode.calls)
                 portion = list(_ROWS[what](view, only, left_out))
                 if what == "tasks":
                     new = [task for task in portion if fingerprint(task) not in written_tasks]
@@ -227,7 +235,12 @@ async def _export(
                 write(portion)
                 rows += len(portion)
                 rollouts += 1
-    return ExportSummary(rows=rows, rollouts=rollouts, left_out=+left_out)
+            patterns = only.agents if paths else ()
+            unmatched = [p for p in patterns if not any(matches(p, path) for path in paths)]
+            unknown = unknown_agents(unmatched, sorted(paths)) if unmatched else ""
+            if unmatched and len(unmatched) == len(only.agents):
+                raise UnknownAgentError(unknown)  # before an earlier file is replaced
+    return ExportSummary(rows=rows, rollouts=rollouts, left_out=+left_out, unknown=unknown)
 
 
 # --- rows -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from lightspan.algorithms.recorded_attempts import (
     score_of_attempt,
 )
 from lightspan.lightning.episode import Call, Episode
-from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutSummary
+from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutStatus, RolloutSummary
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
 from lightspan_tools.pagination import Columns, Page, TableRow, shown_rows
@@ -149,9 +149,17 @@ async def _rows(
 
 
 def _status_of(row: RolloutSummary) -> str:
-    """Return the status of a rollout, or in production that of its attempt."""
-    is_timeout = row.mode is Mode.PRODUCTION and row.outcome is Outcome.TIMEOUT
+    """Return the status of a rollout; `timeout` for one that failed because its time ran out."""
+    has_failed = row.mode is Mode.PRODUCTION or row.status is RolloutStatus.FAILED
+    is_timeout = has_failed and row.outcome is Outcome.TIMEOUT
     return str(AttemptStatus.TIMEOUT if is_timeout else row.status)
+
+
+def status_of(view: RolloutView) -> str:
+    """Return the status of a rollout; `timeout` for one that failed because its time ran out."""
+    is_late = view.episode.status is AttemptStatus.TIMEOUT
+    is_failed = view.state.status is RolloutStatus.FAILED
+    return str(view.episode.status if is_late and is_failed else view.state.status)
 
 
 def _wanted(rows: Sequence[TableRow], page: Page) -> Sequence[TableRow]:
@@ -174,7 +182,7 @@ def row_of(view: RolloutView) -> TableRow:
     rollout = view.state.rollout
     return TableRow(
         row_id=rollout.rollout_id,
-        status=str(view.state.status),
+        status=status_of(view),
         reward=view.episode.reward,
         agents=Counter(call.agent_path for call in view.episode.calls),
         before=f"{rollout.mode:<5}  {view.step:>4}  ",

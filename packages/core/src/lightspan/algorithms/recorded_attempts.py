@@ -227,6 +227,7 @@ def chat_of(episode: Episode, call: Call) -> RecordedChat:
     contents = [message.get("content") for message in (*prompt, *answers)]
     checks = {
         "of damaged attempts": bool(episode.capture_errors),
+        "in failed tries": call.key in episode.retried,
         f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
         "with keys in them, which are not kept": c.KEYS_REPLACED in attributes,
         "whose prompt the provider keeps": not is_whole,

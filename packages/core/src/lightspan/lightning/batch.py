@@ -257,7 +257,8 @@ class BatchBuilder:
         - `retried`, the number of calls in failed tries, whose credit is at most the failure's;
         - `transitions` (trained calls) and `rejected:<reason>` (rejected calls);
         - `trained_tokens` and `rows`;
-        - `unused_step_rewards`, the number of calls whose reward cannot be used.
+        - `unused_step_rewards`, the number of calls whose reward cannot be used;
+        - `stray_rewards`, the number of rewards on an id of no call.
 
         Args:
             values: rollout id → call → the critic's value; None unless the credit rule needs a
@@ -704,3 +705,4 @@ def _count(
     )
     if unused:
         counters["unused_step_rewards"] = unused
+    counters.update("stray_rewards" for e in episodes for _ in range(e.stray_rewards))

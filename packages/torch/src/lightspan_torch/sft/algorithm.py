@@ -26,6 +26,7 @@ from lightspan.algorithms.recorded_attempts import (
 from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import unknown_agents
 from lightspan.progress import Reporter, default_reporter
 from lightspan.protocols.learner import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.schema.records import Json
@@ -81,7 +82,8 @@ class SFT:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call, or if
     there is none, on its attempt. Calls are left out that have no score, failed, were truncated, or
     were recorded after their attempt had ended. So are calls with several answers, calls of damaged
-    attempts, and calls whose prompt is not whole, because the provider keeps a part of it.
+    attempts, calls of an agent that ended in an error and was then repeated, and calls whose prompt
+    is not whole, because the provider keeps a part of it.
 
     Chats from any source are left out if they are too long for the model or its chat template
     refuses them. Answers are left out that have no text and no tool call, or `"weight": 0` in their
@@ -262,6 +264,10 @@ class SFT:
         left_out.update(stored.left_out)
         prepared, example = self._rendered(stored.chats, tokenizer, left_out, is_strict=False)
         counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
+        patterns = [self.agents] if isinstance(self.agents, str) else self.agents
+        unmatched = [p for p in patterns if not any(matches(p, path) for path in stored.agents)]
+        if unmatched and stored.agents:
+            reporter.line(f"agents=: {unknown_agents(unmatched, sorted(stored.agents))}")
         if not prepared:
             raise DataError(
                 f"store {self.from_store} has no call to imitate with "
@@ -422,8 +428,8 @@ def demonstrations_from(
     """Return the calls of the episodes whose reward is at least `min_reward`, as demonstrations.
 
     A demonstration has the exact token ids of the call. So the model to fine-tune must have the
-    same tokenizer as the model that sampled them. Calls are left out that have no ids, failed, or
-    did not reach the app.
+    same tokenizer as the model that sampled them. Calls are left out that have no ids, failed,
+    did not reach the app, or are in a failed try of an agent (`Episode.retried`).
 
     Args:
         episodes: the episodes.
@@ -441,7 +447,8 @@ def demonstrations_from(
         for call in episode.calls:
             record = call.record
             is_selected = any(matches(pattern, call.agent_path) for pattern in patterns)
-            if not is_selected or record is None or call.outcome is not CallOutcome.OK:
+            is_imitable = call.outcome is CallOutcome.OK and call.key not in episode.retried
+            if not is_selected or record is None or not is_imitable:
                 continue
             if record.prompt and record.response:
                 demonstrations.append(

@@ -15,10 +15,11 @@ from lightspan.algorithms.recorded_attempts import (
     reward_bound,
     score_of,
 )
+from lightspan.errors import DataError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
-from lightspan.stores import open_existing
+from lightspan.stores import open_existing, public_url
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 
@@ -32,6 +33,8 @@ class Chats:
     is the answer."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason → number of calls that are not in `chats` for this reason."""
+    agents: set[str] = field(default_factory=set)
+    """Paths of the agents of all calls that were read."""
 
 
 async def read_chats(
@@ -48,6 +51,7 @@ async def read_chats(
     result = Chats()
     async for _, _, episode in read_attempts(store, query):
         for call in episode.calls:
+            result.agents.add(call.agent_path)
             reason = _rejection(episode, call, min_reward, agents)
             chat = None if reason else chat_of(episode, call)
             if chat is None or chat.rejection:
@@ -95,12 +99,22 @@ def load_chats(
 
     Raises:
         ConfigError: an argument is invalid.
+        DataError: the store has rollouts of a training and none of production.
     """
     query, min_reward = Query.of(service, since, until), reward_bound("min_reward", min_reward)
     patterns = [agents] if isinstance(agents, str) else list(agents)
 
     async def read() -> Chats:
         async with open_existing(store) as opened:
-            return await read_chats(opened, query, min_reward, patterns)
+            chats = await read_chats(opened, query, min_reward, patterns)
+            if chats.agents or await opened.rollouts(mode=Mode.PRODUCTION):
+                return chats
+            if await opened.rollouts():
+                raise DataError(
+                    f"store {public_url(store)} is that of a training, and has no call of "
+                    "production (lightspan.record): write the calls of the run to a file, "
+                    "lightspan export RUN messages -o chats.jsonl, and pass it to fit"
+                )
+            return chats
 
     return run_sync(read())
