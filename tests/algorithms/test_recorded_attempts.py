@@ -350,6 +350,19 @@ def test_a_calls_own_feedback_goes_before_its_attempts(url: str) -> None:
     assert answers(load_chats(url)) == ["good", "bad", "unscored", "praised", "low"]
 
 
+def test_a_reward_on_a_call_goes_before_feedback_on_its_attempt(url: str) -> None:
+    on_call = {c.REWARD_CALL_ID: call_id(1)}
+    emitted = make_reward_span("e" * 16, 0.9, on_call, start_ns=2 * 10**9)
+    whole = make_reward_span("f" * 16, 0.1, start_ns=3 * 10**9)
+    write(url, attempt(1, call(1, "own"), call(2, "attempt's"), emitted, whole))
+    assert answers(load_chats(url, min_reward=0.5)) == ["own"]
+    lightspan.feedback(at(1), 0.7, store=url)
+    assert answers(load_chats(url, min_reward=0.8)) == ["own"]
+    assert answers(load_chats(url, min_reward=0.7)) == ["own", "attempt's"]
+    lightspan.feedback(call_id(1), 0.2, store=url)
+    assert answers(load_chats(url, min_reward=0.5)) == ["attempt's"]
+
+
 def test_what_is_no_chat_to_imitate(url: str) -> None:
     two = genai_messages.dump([{"role": "assistant", "content": text} for text in "ab"])
     write(

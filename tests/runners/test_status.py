@@ -23,7 +23,7 @@ from lightspan.stores.protocol import StoredCall
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.store_suite import make_production, make_rollout, make_span
-from packages.gateway.tests.remote_store.served import KEYS, RUNNER, TRAINER, serving
+from packages.gateway.tests.remote_store.served import KEYS, READER, RUNNER, TRAINER, serving
 
 pytestmark = pytest.mark.slow
 
@@ -141,7 +141,7 @@ def open_counts(url: str) -> dict[str, int]:
 
 def test_who_uses_a_store(place: tuple[str, str]) -> None:
     _, opened = place
-    code, text = run("status", opened, "--tokens", LIGHTSPAN_STORE_KEY=TRAINER)
+    code, text = run("status", opened, "--tokens", LIGHTSPAN_STORE_KEY=READER)
     assert code == 0, text
     for line in (
         "  run-live of my_app:answer: live, seen ",

@@ -13,7 +13,8 @@ has ended stays. The training can still be resumed: it asks for the rollouts of 
 again. `lightspan status STORE` lists the trainings.
 
 A training that is live is stopped where it runs (Ctrl-C); with --force its open rollouts are
-cancelled, and it goes on without them.
+cancelled, and it goes on without them. With a served store (https://...) a trainer's key is needed,
+in LIGHTSPAN_STORE_KEY.
 """
 
 

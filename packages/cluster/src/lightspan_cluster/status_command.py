@@ -15,7 +15,7 @@ A training that is gone has stopped, was killed or has been silent for 20 s, as 
 it has ended, it can be resumed (resume=True, or --resume); `lightspan cancel STORE RUN` removes its
 open rollouts. A runner that ended normally is no longer shown. One that was killed, and a training
 that is complete, are shown for a day after the last announcement. With a served store (https://...)
-a trainer's key is needed, in LIGHTSPAN_STORE_KEY.
+a reader's key is enough, in LIGHTSPAN_STORE_KEY.
 """
 
 

@@ -68,8 +68,8 @@ class Filter:
     """Minimum reward of a rollout; None for no minimum. Unscored rollouts do not reach a minimum.
     Messages are then only those of calls that `SFT(from_store=)` would imitate.
 
-    In messages of production it applies to each call: to the feedback on the call or, if there is
-    none, to the feedback on the attempt.
+    In messages of production it applies to each call: to the feedback or reward on the call or, if
+    there is none, to the feedback on the attempt or its reward.
     """
 
     def __post_init__(self) -> None:

@@ -234,9 +234,9 @@ class LightningRL(LightningSettings, Algorithm):
         max_length: maximum tokens of a call; longer calls are rejected. None for the model's
             context.
         failure_reward: reward of rollouts whose app failed (an exception, the time limit, the
-            context, a budget). `"lowest"` is the lowest reward that a rollout of the run has had,
-            and at most 0. None leaves them unscored. Then an app may learn to fail, because an
-            answer that makes it fail costs less than a wrong one.
+            context). `"lowest"` is the lowest reward that a rollout of the run has had, and at most
+            0. None leaves them unscored. Then an app may learn to fail, because an answer that
+            makes it fail costs less than a wrong one.
         timeout_s: seconds per rollout.
         max_staleness: maximum number of versions that a rollout's weights may lag behind; None for
             no limit.

@@ -80,10 +80,11 @@ class SFT:
 
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call, or if
-    there is none, on its attempt. Calls are left out that have no score, failed, were truncated, or
-    were recorded after their attempt had ended. So are calls with several answers, calls of damaged
-    attempts, calls of an agent that ended in an error and was then repeated, and calls whose prompt
-    is not whole, because the provider keeps a part of it.
+    there is none, on its attempt. With `min_reward=None`, calls without a score are imitated too.
+    Calls are left out that failed, were truncated, or were recorded after their attempt had ended.
+    So are calls with several answers, calls of damaged attempts, calls of an agent that ended in an
+    error and was then repeated, and calls whose prompt is not whole, because the provider keeps a
+    part of it.
 
     Chats from any source are left out if they are too long for the model or its chat template
     refuses them. Answers are left out that have no text and no tool call, or `"weight": 0` in their
