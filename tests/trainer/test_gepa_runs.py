@@ -16,7 +16,7 @@ import pytest
 
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import AppError, ConfigError, DataError
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
@@ -211,6 +211,17 @@ def test_a_selection_split_of_the_trainer_is_refused(
             ConfigError, match="leave it out, as with GEPA and APO: they have one step"
         ):
             kind(prompt_apps.styled, train, selection=selection)
+
+
+def test_a_search_ends_if_the_app_fails_alike_on_every_task(tmp_path: Path) -> None:
+    """As a training does, and before it pays for a question."""
+    with ScriptedServer(toy.reflects) as thinker:
+        llm = LLM(base_url=thinker.url, model="thinker")
+        algorithm = GEPA({"style": PromptTemplate("Say it. Q: {q}")}, llm, max_rollouts=60)
+        trainer = Trainer(algorithm, runners=2, folder=tmp_path / "run", reporter=SilentReporter())
+        with pytest.raises(AppError, match=r"all failed alike .*KeyError: 'url'"):
+            trainer.fit(prompt_apps.styled, [{"q": f"word{n}"} for n in range(8)])
+    assert not thinker.requests
 
 
 def test_a_finished_search_with_another_budget(

@@ -87,6 +87,7 @@ def test_a_gain_is_told_from_chance(before: list[float], after: list[float], oth
     assert found.chance < 0.05
     assert found.chosen == found.best == others
     assert found.verdict().startswith(f"candidate {others} is chosen, the best of {others} new")
+    assert "split, a gain that chance alone would give with probability 0.0" in found.verdict()
 
 
 def test_what_cannot_be_told() -> None:
@@ -95,8 +96,8 @@ def test_what_cannot_be_told() -> None:
     assert (found.best, found.chosen) == (1, 0)
     assert found.verdict().startswith(
         "no gain that can be told from chance, so the prompts stay unchanged: candidate 1, the "
-        "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, by chance "
-        "with probability 0."
+        "best of 1 new candidate, has 0.333 -> 0.667 on 3 tasks of the selection split, a gain "
+        "that chance alone would give with probability 0."
     )
     assert judged(result(candidates), None).chosen == 1
     assert result(candidates).verdict() == (  # as of a search for which nobody asks the verdict

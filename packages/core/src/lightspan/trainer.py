@@ -71,7 +71,7 @@ class Trainer:
         max_frozen_calls: maximum number of calls of frozen agents to endpoints (the app's own, or
             an `LLM`), across restarts. If there are more, `fit` stops after the batch.
         sinks: destinations of metrics in addition to the folder: `"tensorboard"`, `"wandb"`,
-            `"mlflow"`, `"trackio"`, or a sink of `lightspan.training.sinks`.
+            `"mlflow"`, `"trackio"`, or a sink of `lightspan_tools.sinks`.
         reporter: reporter of progress.
         lease_s: seconds without a heartbeat of the runner after which an attempt is lost.
         patience_s: seconds for which training and runners wait for a store whose server is

@@ -149,8 +149,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the candidate with the highest mean on the whole selection split; with finalists,
     only they and the initial prompts (number 0) compete."""
     chance: float | None = None
-    """Probability that one of the candidates is as far ahead as `best` by chance; None if `best` is
-    0 or if it was not computed."""
+    """Probability of a gain as large as that of `best` if all candidates were equally good; None if
+    `best` is 0 or if it was not computed."""
     left_out: int = 0
     """Number of tasks that `chance` leaves out, because `best` or the first has no reward there."""
     significance: float | None = None
@@ -174,14 +174,15 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.chosen:
             return (
                 f"candidate {number} is chosen, the best of {others}: {scores} of the selection "
-                f"split, by chance with probability {self.chance:.2g}; the maximum of several is "
-                "biased upwards: judge by the held-out reward"
+                f"split, a gain that chance alone would give with probability {self.chance:.2g}; "
+                "the maximum of several is biased upwards: judge by the held-out reward"
             )
         return (
             f"no gain that can be told from chance, so the prompts stay unchanged: candidate "
-            f"{number}, the best of {others}, has {scores} of the selection split, by chance "
-            f"with probability {self.chance:.2g}. Its text is in {JOURNAL}/{CANDIDATES}; more "
-            "tasks tell smaller gains from chance, and significance=None takes it in any case"
+            f"{number}, the best of {others}, has {scores} of the selection split, a gain that "
+            f"chance alone would give with probability {self.chance:.2g}. Its text is in "
+            f"{JOURNAL}/{CANDIDATES}; more tasks tell smaller gains from chance, and "
+            "significance=None takes it in any case"
         )
 
     def texts(self) -> str:

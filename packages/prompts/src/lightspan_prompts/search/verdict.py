@@ -12,7 +12,7 @@ from lightspan_prompts.search.candidates import Candidate, SearchResult
 
 
 def judged(found: SearchResult, significance: float | None) -> SearchResult:
-    """Add the probability that the best candidate's gain is chance to a search's result.
+    """Add the probability of the best candidate's gain by chance alone to a search's result.
 
     If the probability is above `significance`, the initial prompts become the chosen candidate.
 
@@ -38,7 +38,7 @@ def judged(found: SearchResult, significance: float | None) -> SearchResult:
 
 
 def chance_of(candidates: Sequence[Candidate], best: int) -> float:
-    """Return the probability that the best candidate's gain over the initial prompts is chance.
+    """Return the probability of the best candidate's gain if all prompts were equally good.
 
     Two one-sided t-tests over the tasks for which both have a reward are made: one of the
     differences per task, and one of the two groups of rewards (Welch). The lower probability is
