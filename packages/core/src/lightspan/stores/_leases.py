@@ -27,7 +27,7 @@ from lightspan.stores._state_machine import Ledger, Progress, started
 
 if TYPE_CHECKING:
     from lightspan.stores._sql.tables import WriteTables as Tables
-from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
+from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_seconds
 
 ALONE: Final = "alone"
 """The place (`derived_id`) of a rollout that must run alone; the places of other rollouts are
@@ -88,7 +88,7 @@ def claim_request(
         DataError: an argument is out of range.
     """
     check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than one claim nothing
-    check_lease(lease_s)
+    check_seconds("lease_s", lease_s)
     may_be_repeated = request_id is not None
     if request_id is None:
         request_id = new_id("claim")

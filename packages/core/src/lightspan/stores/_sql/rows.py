@@ -21,12 +21,7 @@ from lightspan.schema.records import (
     RolloutSummary,
 )
 from lightspan.schema.reward import Reward
-from lightspan.stores._encoding import (
-    PackedCall,
-    PackedRollout,
-    PackedSpan,
-    unpack_rollout,
-)
+from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan, unpack_rollout
 from lightspan.stores._state_machine import Progress
 
 _msgpack = msgspec.msgpack.Encoder()
@@ -93,8 +88,7 @@ def queue_row(progress: Progress) -> tuple[Any, ...]:
 
 def read_progress(row: Sequence[Any]) -> Progress:
     rollout_id, max_tries, status, *rest, queued = row
-    values = (rollout_id, max_tries, RolloutStatus(status), *rest, queued == ALONE)
-    return Progress(*values)
+    return Progress(rollout_id, max_tries, RolloutStatus(status), *rest, queued == ALONE)
 
 
 def read_state(row: Sequence[Any]) -> RolloutState:

@@ -85,7 +85,9 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._pending = 0
         """Number of jobs that the writer's thread has not finished."""
         self._closed = False
-        file.disable_checkpoints(self._db)
+        # A commit must not move the write-ahead log into the file, which waits for the disk: the
+        # writer's thread does it from time to time (`file.checkpoint`).
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
         self._thread = threading.Thread(target=self._run, name="lightspan-store", daemon=True)
         self._thread.start()
 
@@ -94,7 +96,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         with self._lock:
             if self._closed:
                 raise StoreClosedError
-            job = Job(work, items, cost, loop)
+            job = Job(work, items, cost, loop.create_future())
             group = self._groups.setdefault(loop, [])
             group.append(job)
             if len(group) == 1:  # other tasks that are ready may add to the group first

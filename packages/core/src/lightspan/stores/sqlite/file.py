@@ -22,13 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import (
-    DataError,
-    LightspanError,
-    NotFoundError,
-    StoreError,
-    StoreFormatError,
-)
+from lightspan.errors import DataError, LightspanError, NotFoundError, StoreError, StoreFormatError
 from lightspan.schema import clock
 from lightspan.stores._sql.queries import read_text, statements_of
 
@@ -221,14 +215,6 @@ def try_begin(db: sqlite3.Connection) -> bool:
 def _is_busy(error: sqlite3.OperationalError) -> bool:
     # A reader that may not write waits until a writer has prepared the log's index.
     return _error_name(error).startswith(("SQLITE_BUSY", "SQLITE_READONLY_CANTINIT"))
-
-
-def disable_checkpoints(db: sqlite3.Connection) -> None:
-    """Prevent commits from moving the write-ahead log into the file, which waits for the disk.
-
-    The caller must call `checkpoint` from time to time.
-    """
-    db.execute("PRAGMA wal_autocheckpoint = 0")
 
 
 def checkpoint(db: sqlite3.Connection) -> None:
