@@ -331,8 +331,8 @@ class LightningRL(LightningSettings, Algorithm):
                 "the engine does not give token ids and log-probabilities as it sampled them, "
                 "which policy gradients need: use another engine"
             )
-        if not engine.samples_at(self.temperature):
-            low, high = engine.temperatures
+        low, high = engine.temperatures
+        if not low <= self.temperature <= high:
             raise UnsupportedError(
                 f"LightningRL(temperature={self.temperature:g}): the engine samples at "
                 f"temperatures from {low:g} to {high:g}: use one of these, or another engine"

@@ -97,9 +97,6 @@ LEGAL_ROLLOUT_MOVES: Final = frozenset(
         *((RolloutStatus.RUNNING, after) for after in RolloutStatus if after != "running"),
     ]
 )
-LEGAL_ATTEMPT_MOVES: Final = frozenset(
-    (AttemptStatus.RUNNING, status) for status in AttemptStatus if status.final
-)
 
 
 def check_rollout_move(before: RolloutStatus, after: RolloutStatus) -> None:
@@ -110,7 +107,7 @@ def check_rollout_move(before: RolloutStatus, after: RolloutStatus) -> None:
 
 def check_attempt_move(before: AttemptStatus, after: AttemptStatus) -> None:
     """Raise `IllegalMoveError` unless an attempt may go from `before` to `after`."""
-    if (before, after) not in LEGAL_ATTEMPT_MOVES:
+    if before.final or not after.final:
         raise IllegalMoveError(f"an attempt cannot go from {before} to {after}")
 
 
