@@ -88,7 +88,8 @@ def queue_row(progress: Progress) -> tuple[Any, ...]:
 
 def read_progress(row: Sequence[Any]) -> Progress:
     rollout_id, max_tries, status, *rest, queued = row
-    return Progress(rollout_id, max_tries, RolloutStatus(status), *rest, queued == ALONE)
+    values = (rollout_id, max_tries, RolloutStatus(status), *rest, queued == ALONE)
+    return Progress(*values)
 
 
 def read_state(row: Sequence[Any]) -> RolloutState:

@@ -179,15 +179,11 @@ class SQLiteDatabase(OpenDatabase, Committer):
     def _transaction(self, jobs: Sequence[Job]) -> list[list[Any]]:
         """Run and commit the first jobs, as many as fit one transaction; return their results."""
         changes = self._db.total_changes
-        try:
+        with file.committing(self._db):
             if file.inode(self._path) != self._inode:  # SQLite would go on with the old file
                 raise StoreError(f"{self._path} was moved or deleted while in use: put it back")
             self.tables.begin()
             answers = run_jobs(jobs)
-            self._db.execute("COMMIT")
-        except BaseException:
-            file.roll_back(self._db)
-            raise
         if self._db.total_changes > changes:
             self._log_pages += _PAGES_PER_TRANSACTION + 2 * sum(job.cost for job in jobs)
         if self.tables.moved:
