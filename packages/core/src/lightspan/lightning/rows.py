@@ -118,7 +118,7 @@ def usable_transitions(
         elif not transition.tokens:
             rejected[transition.key] = Rejection.EMPTY_RESPONSE
         elif len(record.logprob_data) != len(record.response) or not all(
-            map(math.isfinite, transition.logprobs)
+            map(math.isfinite, record.logprobs)
         ):
             rejected[transition.key] = Rejection.NO_LOGPROBS
     return [t for t in transitions if t.key not in rejected], rejected
@@ -207,7 +207,7 @@ def _row(
         with_targets: whether the row gets value targets.
     """
     last = chain[-1]
-    ids = last.prompt_ids + last.response_ids
+    ids = last.record.prompt_ids + last.record.response_ids
     spans = [Response(t.length - t.tokens, t.tokens) for t in chain]
     row = Row(
         rollout_id=last.rollout_id,
@@ -234,7 +234,7 @@ def _row(
         row.mask[span] = [True] * count
         row.advantages[span] = [advantage] * count
         row.weights[span] = [weight] * count
-        row.logprobs[span] = t.logprobs
+        row.logprobs[span] = t.record.logprobs
         row.versions[span] = t.versions
         row.temperatures[span] = [t.record.sampling.temperature] * count
     return row
