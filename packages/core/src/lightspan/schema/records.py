@@ -90,18 +90,16 @@ class AttemptStatus(StrEnum):
         return self is not AttemptStatus.RUNNING
 
 
-LEGAL_ROLLOUT_MOVES: Final = frozenset(
-    [
-        (RolloutStatus.QUEUED, RolloutStatus.RUNNING),
-        (RolloutStatus.QUEUED, RolloutStatus.CANCELLED),
-        *((RolloutStatus.RUNNING, after) for after in RolloutStatus if after != "running"),
-    ]
-)
+_ROLLOUT_MOVES: Final = {
+    RolloutStatus.QUEUED: {RolloutStatus.RUNNING, RolloutStatus.CANCELLED},
+    RolloutStatus.RUNNING: {*RolloutStatus} - {RolloutStatus.RUNNING},
+}
+"""Status of a rollout → statuses to which it may go; a final status is missing."""
 
 
 def check_rollout_move(before: RolloutStatus, after: RolloutStatus) -> None:
     """Raise `IllegalMoveError` unless a rollout may go from `before` to `after`."""
-    if (before, after) not in LEGAL_ROLLOUT_MOVES:
+    if after not in _ROLLOUT_MOVES.get(before, ()):
         raise IllegalMoveError(f"a rollout cannot go from {before} to {after}")
 
 

@@ -203,7 +203,8 @@ def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: fl
         now: the store's time.
     """
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
-    extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]
+    current = {key: attempt.epoch for key, attempt in attempts.items() if not attempt.sealed}
+    extended = [current.get(ref.attempt_id) == ref.epoch for ref, _ in items]
     tables.update_attempts(
         [
             replace(attempts[ref.attempt_id], lease_until=now + lease_s)
@@ -212,10 +213,6 @@ def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: fl
         ]
     )
     return extended
-
-
-def _is_current(attempt: Attempt | None, ref: AttemptRef) -> bool:
-    return attempt is not None and not attempt.sealed and attempt.epoch == ref.epoch
 
 
 def expire(tables: Tables, limit: int, now: float) -> int:
