@@ -478,9 +478,12 @@ class SdkCall:
             host, port = (getattr(self.address, name, None) for name in ("host", "port"))
             common |= {c.SERVER_ADDRESS: host or None, c.SERVER_PORT: port}
             common[c.PROVIDER_NAME] = self.sdk.name if self.sdk is ANTHROPIC else None
-        common |= genai_attributes.request_attributes(self._sent_body())
-        if self.reading is not None:
-            common |= prompt_overrides.reading_attributes(self.reading)
+        body, reading = self.body, self.reading
+        if reading is not None and reading.slot is not None and reading.sent is not None:
+            body = {**body, reading.slot.key: reading.slot.put(body, reading.sent)}
+        common |= genai_attributes.request_attributes(body)
+        if reading is not None:
+            common |= prompt_overrides.reading_attributes(reading)
         span = make_span(
             self.context,
             f"{common[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip(),
@@ -491,13 +494,6 @@ class SdkCall:
             status_message=message,
         )
         self.context.scope.recorder.add(span)
-
-    def _sent_body(self) -> Mapping[str, Any]:
-        """Return the body of the request, with the replaced instructions."""
-        reading = self.reading
-        if reading is None or reading.slot is None or reading.sent is None:
-            return self.body
-        return {**self.body, reading.slot.key: reading.slot.put(self.body, reading.sent)}
 
     def guarded(self, function: Callable[..., None], *values: Any) -> None:
         """Call `function`; if it raises, record a capture error and return."""
