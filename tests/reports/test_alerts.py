@@ -249,7 +249,7 @@ def test_reason_for_an_empty_batch() -> None:
     def notes(optimize: str, *rewards: float | None) -> list[str]:
         algorithm = LightningRL("a/model", optimize=optimize)
         episodes = [episode("g", member, reward) for member, reward in enumerate(rewards)]
-        return update_notes(batch_metrics(algorithm.build(episodes)))
+        return update_notes(batch_metrics(algorithm.prepare(episodes).finish()))
 
     assert notes("writer", 1.0, 1.0) == ["no group varied: nothing to learn from in this step"]
     unscored = "no call could be trained in this step (2 rejected:unscored)"

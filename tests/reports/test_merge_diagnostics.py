@@ -204,8 +204,8 @@ def test_an_answer_that_comes_back_otherwise(
         }[cause]
     )
     first = chat.transitions[0]
-    place = broken.place - len(first.prompt_ids)
-    assert broken.expected == first.response_ids[place] != broken.got
+    place = broken.place - len(first.record.prompt_ids)
+    assert broken.expected == first.record.response_ids[place] != broken.got
     assert broken.expected_text == expected_text
     assert found.rows == 2
     assert found.causes()[cause.value] == 1
@@ -262,8 +262,8 @@ def test_a_prompt_that_ends_early_is_shorter() -> None:
     [broken] = chat.read().breaks
     assert (broken.cause, broken.where) == (Cause.TEMPLATE, "shorter")
     assert (broken.got, broken.got_text) == (None, "")
-    assert broken.expected == chat.transitions[0].response_ids[0]
-    assert broken.place == len(chat.transitions[1].prompt_ids)
+    assert broken.expected == chat.transitions[0].record.response_ids[0]
+    assert broken.place == len(chat.transitions[1].record.prompt_ids)
 
 
 # --- other --------------------------------------------------------------------------------------
@@ -333,8 +333,8 @@ def test_every_call_has_one_relation_and_every_break_a_difference(
     by_key = {t.key: t for t in chat.transitions}
     for broken in found.breaks:
         before = by_key[broken.previous]
-        expected = before.prompt_ids + before.response_ids
-        got = by_key[broken.following].prompt_ids
+        expected = before.record.prompt_ids + before.record.response_ids
+        got = by_key[broken.following].record.prompt_ids
         assert expected[: broken.place] == got[: broken.place]
         assert expected[broken.place] == broken.expected
         assert broken.got == (got[broken.place] if broken.place < len(got) else None)

@@ -64,7 +64,7 @@ async def test_groups_that_do_not_vary_are_replaced_in_bounds(
     episodes = await algorithm.collect(world)
     assert world.asked == asked
     assert len(episodes) == 2 * sum(asked)
-    counters = algorithm.build(episodes).counters
+    counters = algorithm.prepare(episodes).finish().counters
     assert counters["groups"] == 3
     assert sum(n for name, n in counters.items() if name.startswith("groups:")) == idle
 
@@ -81,14 +81,14 @@ async def test_replaced_groups_leave_the_step() -> None:
     episodes = await algorithm.collect(world)
     assert world.asked == [3, 2, 1]
     assert algorithm.replaced(episodes) == {"g0", "g2", "g4"}
-    batch = algorithm.build(episodes, {"policy": 1})
+    batch = algorithm.prepare(episodes, {"policy": 1}).finish()
     assert batch.rollouts == ("ro-g1-0", "ro-g1-1", "ro-g3-0", "ro-g3-1", "ro-g5-0", "ro-g5-1")
     assert batch.counters["groups"] == 3
     assert batch.counters["groups:identical"] == 1
     assert weight_mass(batch) == pytest.approx(4 / 6)
     alone = LightningRL(MODEL, group_size=2, tasks_per_step=3)
     kept = [episode for episode in episodes if episode.group_id in ("g1", "g3", "g5")]
-    same = alone.build(kept, {"policy": 1})
+    same = alone.prepare(kept, {"policy": 1}).finish()
     assert (same.rows, same.explanations) == (batch.rows, batch.explanations)
 
 
@@ -101,7 +101,7 @@ async def test_groups_are_replaced_only_where_that_was_asked() -> None:
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=2)
     episodes = await world.rollouts([0, 1, 2], 2)
     assert algorithm.replaced(episodes) == set()
-    assert algorithm.build(episodes, {"policy": 1}).size == 6
+    assert algorithm.prepare(episodes, {"policy": 1}).finish().size == 6
 
 
 async def test_replaced_rollouts_are_counted() -> None:
@@ -153,7 +153,7 @@ async def test_how_far_a_step_moved_the_policy() -> None:
 
 
 def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
-    row, _ = LightningRL(MODEL).build([episode("g", n, float(n)) for n in range(2)]).rows
+    row, _ = LightningRL(MODEL).prepare([episode("g", n, float(n)) for n in range(2)]).finish().rows
     assert row.mask == [False, False, True, True]
     moved = approximate_kl([row], [[0.0, 0.0, -1.0, -1.0]], [[9.0, 9.0, -1.0, -0.5]])
     assert moved == pytest.approx((math.expm1(0.5) - 0.5) / 2)
@@ -257,7 +257,7 @@ def test_what_makes_the_app_fail_is_worth_no_more_than_a_wrong_answer() -> None:
     algorithm = LightningRL(MODEL, group_size=3)
     assert algorithm.failure_reward == "lowest"
     scored = [score_failure(each, lowest_reward(answers, 0.0)) for each in answers]
-    explanations = algorithm.build(scored).explanations
+    explanations = algorithm.prepare(scored).finish().explanations
     right, wrong, raises = (explanations[f"at-g-{n}", "call", 0].advantage for n in range(3))
     assert right > 0 > wrong == raises
     metrics = rollout_metrics(scored)
@@ -284,7 +284,7 @@ def test_a_call_that_was_retried_does_not_get_the_credit_of_the_one_that_succeed
     episodes = [retried(0, 1.0, 3), retried(1, 0.0, 1)]
     algorithm = LightningRL(MODEL, group_size=2, estimator="dr_grpo")
     scored = [score_failure(each, -1.0) for each in episodes]
-    why = algorithm.build(scored).explanations
+    why = algorithm.prepare(scored).finish().explanations
     assert [why["at-g-0", f"c{n}", 0].credit for n in range(3)] == [-1.0, -1.0, 1.0]
     assert [why["at-g-0", f"c{n}", 0].advantage for n in range(3)] == [-1.5, -1.5, 0.5]
     assert why["at-g-1", "c0", 0].advantage == -0.5  # the statistics are of the rollouts' rewards
@@ -304,7 +304,7 @@ def test_a_failed_try_weighs_no_more_when_rewards_are_far_above_zero(
         score_failure(retried(n, constant + reward, 2 if n == 0 else 1), 0.0)
         for n, reward in enumerate(rewards)
     ]
-    batch = LightningRL(MODEL, group_size=4, credit=credit, unit=unit).build(episodes)
+    batch = LightningRL(MODEL, group_size=4, credit=credit, unit=unit).prepare(episodes).finish()
     why = {key: each.advantage for key, each in batch.explanations.items()}
     assert -3 < why.pop(("at-g-0", "c0", 0)) < 0
     assert max(map(abs, why.values())) < 3
@@ -325,7 +325,12 @@ def test_a_failed_try_weighs_no_more_when_rewards_are_far_above_zero(
 def test_the_scale_includes_the_credit_of_failed_tries(estimator: Any, expected: float) -> None:
     """Check that failed tries widen the scale of an estimator that has one, and move no mean."""
     episodes = [score_failure(retried(n, (10, 9, 11)[n], 2 if n == 0 else 1), 0) for n in range(3)]
-    why = LightningRL(MODEL, group_size=3, estimator=estimator).build(episodes).explanations
+    why = (
+        LightningRL(MODEL, group_size=3, estimator=estimator)
+        .prepare(episodes)
+        .finish()
+        .explanations
+    )
     assert why["at-g-0", "c0", 0].advantage == pytest.approx(expected)
     final = [why["at-g-0", "c1", 0], why["at-g-1", "c0", 0], why["at-g-2", "c0", 0]]
     assert sum(each.advantage for each in final) == pytest.approx(0)
@@ -357,7 +362,7 @@ def test_a_failed_try_is_punished_in_a_group_of_equal_rewards(
     """Check the advantages of the failed try, of the one after it, and of other rollouts."""
     episodes = [score_failure(retried(n, 1.0, 2 if n == 0 else 1), 0) for n in range(4)]
     algorithm = LightningRL(MODEL, group_size=4, estimator=estimator, credit=credit, unit=unit)
-    batch = algorithm.build(episodes)
+    batch = algorithm.prepare(episodes).finish()
     why = {key: each.advantage for key, each in batch.explanations.items()}
     keys = [("at-g-0", "c0", 0), ("at-g-0", "c1", 0), ("at-g-3", "c0", 0)]
     assert [why[key] for key in keys] == pytest.approx(expected)
@@ -379,14 +384,14 @@ def test_a_group_of_equal_rewards_with_a_failed_try_is_not_replaced() -> None:
 
 def test_equal_rewards_have_no_advantage_by_rounding_beside_a_failed_try() -> None:
     episodes = [score_failure(retried(n, 0.1 + n * 1e-11, 2 if n == 0 else 1), 0) for n in range(3)]
-    batch = LightningRL(MODEL, group_size=3).build(episodes)
+    batch = LightningRL(MODEL, group_size=3).prepare(episodes).finish()
     assert [batch.explanations[f"at-g-{n}", "c0", 0].advantage for n in (1, 2)] == [0.0, 0.0]
     assert {row.rollout_id for row in batch.rows} == {"ro-g-0"}
 
 
 def test_gigpo_does_not_give_a_failed_try_the_return_of_its_rollout() -> None:
     episodes = [score_failure(retried(n, float(n == 0), 2 if n == 0 else 1), 0) for n in range(2)]
-    why = LightningRL(MODEL, group_size=2, credit="gigpo").build(episodes).explanations
+    why = LightningRL(MODEL, group_size=2, credit="gigpo").prepare(episodes).finish().explanations
     assert why["at-g-0", "c0", 0].advantage < 0 < why["at-g-0", "c1", 0].advantage
 
 

@@ -221,7 +221,7 @@ def test_dynamic_sampling_sees_bonuses_as_the_statistics_do(credit: Any) -> None
     others = (attempt("m", 0.0, "2"), attempt("m", 1.0, "3"))
     more = [replace(each, group_id="h") for each in others]
     assert told.replaced([*episodes, *more]) == set()
-    batch = told.build([*episodes, *more], {"policy": 1})
+    batch = told.prepare([*episodes, *more], {"policy": 1}).finish()
     assert batch.counters["groups"] == 2
     assert "groups:identical" not in batch.counters
     plain = LightningRL("model", **settings)

@@ -69,8 +69,8 @@ def test_a_transition_is_the_record_with_its_place():
     assert (found.turn, found.reward) == (0, None)
     assert (found.rollout_id, found.task_id, found.group_id) == ("ro-1", "task-g", "g")
     assert (found.agent_path, found.policy) == ("team/writer", "policy")
-    assert (found.prompt_ids, found.response_ids) == ([1, 2], [3, 4, 5])
-    assert found.logprobs == [-0.5, -0.25, -1.0]
+    assert (found.record.prompt_ids, found.record.response_ids) == ([1, 2], [3, 4, 5])
+    assert found.record.logprobs == [-0.5, -0.25, -1.0]
     assert found.versions == [7, 8, 8]
     assert (found.tokens, found.length) == (3, 5)
 

@@ -27,9 +27,8 @@ from lightspan_testing.strategies import (
 
 
 def build(spans=(), records=(), *, failure_reward=None, **attempt):
-    return build_episode(
-        make_attempt(**attempt), make_rollout(), spans, records, failure_reward=failure_reward
-    )
+    episode = build_episode(make_attempt(**attempt), make_rollout(), spans, records)
+    return score_failure(episode, failure_reward)
 
 
 def ids(episode):

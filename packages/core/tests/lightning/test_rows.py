@@ -177,7 +177,8 @@ def naive(transitions):
         fitting = [
             chain
             for chain in chains
-            if found.prompt_ids[: chain[-1].length] == chain[-1].prompt_ids + chain[-1].response_ids
+            if found.record.prompt_ids[: chain[-1].length]
+            == chain[-1].record.prompt_ids + chain[-1].record.response_ids
         ]
         if fitting:
             longest = max(chain[-1].length for chain in fitting)
@@ -197,7 +198,7 @@ def conversations(draw):
         base = []
         if calls and draw(st.integers(0, 3)):
             earlier = draw(st.sampled_from(calls))
-            base = earlier.prompt_ids + earlier.response_ids
+            base = earlier.record.prompt_ids + earlier.record.response_ids
             base = base[: draw(st.integers(0, len(base)))] if draw(st.booleans()) else base
         prompt = base + draw(st.lists(st.integers(0, 2), max_size=3))
         response = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))
@@ -216,16 +217,16 @@ def test_each_row_is_token_for_token_what_was_consumed_and_sampled(calls):
     assert sorted(key for row in rows for key in row.call_ids) == sorted(by_key)
     for row in rows:
         chain = [by_key[key] for key in row.call_ids]
-        sampled = [token for call in chain for token in call.response_ids]
+        sampled = [token for call in chain for token in call.record.response_ids]
         assert [t for t, trained in zip(row.ids, row.mask, strict=True) if trained] == sampled
-        logprobs = [value for call in chain for value in call.logprobs]
+        logprobs = [value for call in chain for value in call.record.logprobs]
         assert [v for v, trained in zip(row.logprobs, row.mask, strict=True) if trained] == logprobs
         for call in chain:
-            before = len(call.prompt_ids)
-            assert row.ids[:before] == call.prompt_ids
-            assert row.ids[before : call.length] == call.response_ids
+            before = len(call.record.prompt_ids)
+            assert row.ids[:before] == call.record.prompt_ids
+            assert row.ids[before : call.length] == call.record.response_ids
             assert all(row.mask[before : call.length])
-        assert row.responses == tuple((len(c.prompt_ids), c.tokens) for c in chain)
+        assert row.responses == tuple((len(c.record.prompt_ids), c.tokens) for c in chain)
         assert sum(row.mask) == len(sampled)
 
 

@@ -114,7 +114,7 @@ def several_rows(calls: Calls) -> list[Row]:
     """
     prompt = calls.prompt("How many singers are there?")
     first = calls.call(prompt, "a1", NUMBER)
-    history = first.prompt_ids + first.response_ids + calls.prompt(" Sure? ")
+    history = first.record.prompt_ids + first.record.response_ids + calls.prompt(" Sure? ")
     rows = rows_of(
         [
             calls.call(prompt, "a12", NUMBER),
@@ -353,4 +353,4 @@ def test_one_replay_of_a_call(folder: Path, tokenizer: TransformersTokenizer, ca
     rows = rows_of([transition])
     learner.score(rows)
     learner.update(rows, PolicyLoss(kl=0.1))
-    assert counted.replayed == [transition.response_ids]
+    assert counted.replayed == [transition.record.response_ids]

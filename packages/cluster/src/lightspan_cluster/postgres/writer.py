@@ -72,7 +72,7 @@ class WriterThread(Committer):
         Raises:
             StoreClosedError: the store is closed.
         """
-        job = Job(work, items, cost, asyncio.get_running_loop())
+        job = Job(work, items, cost, asyncio.get_running_loop().create_future())
         with self._lock:
             if self._closed:
                 raise StoreClosedError

@@ -331,8 +331,8 @@ class LightningRL(LightningSettings, Algorithm):
                 "the engine does not give token ids and log-probabilities as it sampled them, "
                 "which policy gradients need: use another engine"
             )
-        if not engine.samples_at(self.temperature):
-            low, high = engine.temperatures
+        low, high = engine.temperatures
+        if not low <= self.temperature <= high:
             raise UnsupportedError(
                 f"LightningRL(temperature={self.temperature:g}): the engine samples at "
                 f"temperatures from {low:g} to {high:g}: use one of these, or another engine"
@@ -425,19 +425,6 @@ class LightningRL(LightningSettings, Algorithm):
         """
         count, flat = self._flat_groups(episodes) if self.resample else (0, [])
         return set(flat[: max(0, count - self.tasks_per_step)])
-
-    def build(
-        self, episodes: Sequence[Episode], versions: Mapping[str, int] | None = None
-    ) -> Batch:
-        """Build the batch of one iteration, without the groups that `resample` replaced.
-
-        With a critic, use `prepare(…).finish(values)` instead, which takes the critic's values.
-
-        Args:
-            episodes: episodes of the iteration, from `collect`.
-            versions: policy → current version, for `max_staleness`; None without `max_staleness`.
-        """
-        return self.prepare(episodes, versions).finish()
 
     def prepare(
         self,

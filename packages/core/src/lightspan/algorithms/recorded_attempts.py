@@ -280,7 +280,5 @@ def reward_bound(name: str, value: float | None) -> float | None:
     Raises:
         ConfigError: `value` is not a finite number.
     """
-    if value is None:
-        return None
-    check_number(name, value)
-    return float(value)
+    check_number(name, value, optional=True)
+    return None if value is None else float(value)

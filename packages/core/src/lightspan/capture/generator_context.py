@@ -21,7 +21,7 @@ import threading
 from asyncio import events
 from collections.abc import Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lightspan.capture.context_types import AgentContext
 
@@ -113,7 +113,7 @@ def is_set_in(entry: Entry, steps: GeneratorSteps) -> bool:
     )
 
 
-def current_flow() -> object:
+def current_flow() -> asyncio.Task[Any] | threading.Thread:
     """Return the task that is running, or the thread if no task is running."""
     try:
         return asyncio.current_task() or threading.current_thread()

@@ -8,13 +8,13 @@ error.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 from lightspan.capture._globals import state
 from lightspan.capture.context_types import AgentContext
+from lightspan.capture.generator_context import current_flow
 from lightspan.capture.recorder import Recorder
 
 ADVICE: Final = (
@@ -24,13 +24,13 @@ ADVICE: Final = (
 )
 
 # Not in `context`'s ContextVar, because new threads and tasks must copy the value unchanged.
-_home: Final[ContextVar[tuple[int, int] | None]] = ContextVar("lightspan_home", default=None)
-"""Ids of the thread and of the task that opened the attempt. The id of None stands for no task."""
+_home: Final[ContextVar[int | None]] = ContextVar("lightspan_home", default=None)
+"""Id of the object of the task that opened the attempt, or of the thread if it was no task."""
 
 
 def mark_home() -> None:
     """Note that the current thread and task are those that open the attempt."""
-    _home.set(_place())
+    _home.set(id(current_flow()))
 
 
 def check_call(current: AgentContext | None) -> None:
@@ -46,7 +46,7 @@ def check_call(current: AgentContext | None) -> None:
     owner = None if current is None or current.scope.is_outside else current
     if owner is not None and not owner.scope.recorder.is_over:
         return
-    if owner is not None and _home.get() == _place():
+    if owner is not None and _home.get() == id(current_flow()):
         return  # the app continues after its own end: the call is no other attempt's
     attempt = "no attempt" if owner is None else "an attempt that is over"
     state.misattributed_reason = (
@@ -72,20 +72,9 @@ def missing_call_reason(recorder: Recorder, before: int) -> str | None:
     return state.misattributed_reason if is_suspect else None
 
 
-def _task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # a thread without a loop
-        return None
-
-
-def _place() -> tuple[int, int]:
-    return threading.get_ident(), id(_task())
-
-
 def _worker() -> str:
-    task = _task()
-    if task is None:
-        return f"the thread {threading.current_thread().name!r}"
-    name = getattr(task.get_coro(), "__qualname__", "")
-    return f"the task {task.get_name()!r}{f' ({name})' if name else ''}"
+    flow = current_flow()
+    if isinstance(flow, threading.Thread):
+        return f"the thread {flow.name!r}"
+    name = getattr(flow.get_coro(), "__qualname__", "")
+    return f"the task {flow.get_name()!r}{f' ({name})' if name else ''}"

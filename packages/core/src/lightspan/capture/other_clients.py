@@ -9,6 +9,7 @@ the gateway (`is_routed`), the adapter switches the cache off.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -20,7 +21,7 @@ from lightspan.schema import semconv
 from lightspan.schema.genai_attributes import answer_attributes, request_attributes
 from lightspan.schema.records import new_id
 from lightspan.schema.routing import Route
-from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
+from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 
 _URL_SETTINGS: Final = (
@@ -44,19 +45,14 @@ class Client(NamedTuple):
     fix: str = ""
     """Change of the app that would make the client's calls trainable."""
 
-    def attributes(self) -> Attributes:
+    def attributes(self) -> dict[str, Any]:
         """Return span attributes that describe the client, with only host and port of its URL."""
         if not self.name:
             return {}
-        attributes: Attributes = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}
-        try:
-            address, port = urlsplit(self.url).hostname, urlsplit(self.url).port
-        except ValueError:  # an invalid port
-            return attributes
-        if address:
-            attributes[semconv.SERVER_ADDRESS] = address
-            if port is not None:
-                attributes[semconv.SERVER_PORT] = port
+        attributes: dict[str, Any] = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}
+        with contextlib.suppress(ValueError):  # an invalid port
+            url = urlsplit(self.url)
+            attributes |= {semconv.SERVER_PORT: url.port, semconv.SERVER_ADDRESS: url.hostname}
         return attributes
 
 

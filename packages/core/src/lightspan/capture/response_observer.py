@@ -41,9 +41,8 @@ def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
         streamed: whether the app requested a stream.
     """
     # Models are checked first, because looking up a missing attribute of one is slow.
-    if not streamed and hasattr(type(result), "model_dump"):
-        call.guarded(_observe_whole, call, result)
-    elif hasattr(result, "http_response"):
+    is_model = not streamed and hasattr(type(result), "model_dump")
+    if not is_model and hasattr(result, "http_response"):
         call.guarded(_observe_raw, call, result, streamed)
     elif streamed:
         call.guarded(_observe_stream, call, result)

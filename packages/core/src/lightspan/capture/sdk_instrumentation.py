@@ -468,16 +468,22 @@ class SdkCall:
         self, attributes: Attributes, status: SpanStatus = SpanStatus.OK, message: str = ""
     ) -> None:
         """Record the call's span."""
-        common: Attributes = {
+        common: dict[str, Any] = {
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
             c.ROUTE: str(self.target.route),
         }
         if not self.is_redirected:
-            common |= self._server()
-        common |= genai_attributes.request_attributes(self._sent_body())
-        if self.reading is not None:
-            common |= prompt_overrides.reading_attributes(self.reading)
+            # Only the host and the port of the app's base URL: its other parts may contain a key.
+            host, port = (getattr(self.address, name, None) for name in ("host", "port"))
+            common |= {c.SERVER_ADDRESS: host or None, c.SERVER_PORT: port}
+            common[c.PROVIDER_NAME] = self.sdk.name if self.sdk is ANTHROPIC else None
+        body, reading = self.body, self.reading
+        if reading is not None and reading.slot is not None and reading.sent is not None:
+            body = {**body, reading.slot.key: reading.slot.put(body, reading.sent)}
+        common |= genai_attributes.request_attributes(body)
+        if reading is not None:
+            common |= prompt_overrides.reading_attributes(reading)
         span = make_span(
             self.context,
             f"{common[c.OPERATION_NAME]} {self.body.get('model', '')}".rstrip(),
@@ -488,25 +494,6 @@ class SdkCall:
             status_message=message,
         )
         self.context.scope.recorder.add(span)
-
-    def _sent_body(self) -> Mapping[str, Any]:
-        """Return the body of the request, with the replaced instructions."""
-        reading = self.reading
-        if reading is None or reading.slot is None or reading.sent is None:
-            return self.body
-        return {**self.body, reading.slot.key: reading.slot.put(self.body, reading.sent)}
-
-    def _server(self) -> Attributes:
-        """Return attributes with host and port of the app's base URL.
-
-        The other parts of the URL may contain a key.
-        """
-        server: Attributes = {c.PROVIDER_NAME: self.sdk.name} if self.sdk is ANTHROPIC else {}
-        if getattr(self.address, "host", ""):
-            server[c.SERVER_ADDRESS] = self.address.host
-            if self.address.port is not None:
-                server[c.SERVER_PORT] = self.address.port
-        return server
 
     def guarded(self, function: Callable[..., None], *values: Any) -> None:
         """Call `function`; if it raises, record a capture error and return."""

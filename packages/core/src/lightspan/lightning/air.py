@@ -345,31 +345,14 @@ def _bonuses(air: AIR, credit: Credit, trace: Trace, turns: Turns) -> Shaping:
             else:
                 shared[turn] += air.scale * value
     total = math.fsum([*own.values(), *shared])
-    credits = _bonus_credits(credit, own, shared, turns)
+    credits = dict.fromkeys(own, total)
+    if isinstance(credit, RewardToGo):  # a call gets its own bonus and those of later turns
+        by_turn = [0.0] * turns.count
+        for key, value in own.items():
+            by_turn[turns.by_key[key]] += value
+        after = rewards_after(by_turn, shared, credit.gamma)
+        credits = {key: value + after[turns.by_key[key]] for key, value in own.items()}
     return Shaping(credits=credits, observed=by_signal, total=total, unplaced=unplaced)
-
-
-def _bonus_credits(
-    credit: Credit, own: Mapping[CallKey, float], shared: Sequence[float], turns: Turns
-) -> dict[CallKey, float]:
-    """Return the bonuses that are added to the credit of each call.
-
-    If the credit rule is a `RewardToGo`, a call gets its own bonus and the discounted bonuses of
-    later turns. With any other rule, every call gets the sum of all bonuses.
-
-    Args:
-        credit: the credit rule.
-        own: call → sum of the bonuses that the call caused.
-        shared: for each turn, the bonuses that every call of the turn gets.
-        turns: the turns of the calls.
-    """
-    if not isinstance(credit, RewardToGo):
-        return dict.fromkeys(own, math.fsum([*own.values(), *shared]))
-    by_turn = [0.0] * turns.count
-    for key, value in own.items():
-        by_turn[turns.by_key[key]] += value
-    after = rewards_after(by_turn, shared, credit.gamma)
-    return {key: value + after[turns.by_key[key]] for key, value in own.items()}
 
 
 def _evaluate(signal: SignalFunction, history: History) -> float:

@@ -226,23 +226,17 @@ class Episode:
 
 
 def build_episode(
-    attempt: Attempt,
-    rollout: Rollout,
-    spans: Sequence[Span],
-    records: Sequence[TokenRecord],
-    *,
-    failure_reward: float | Literal["lowest"] | None = None,
+    attempt: Attempt, rollout: Rollout, spans: Sequence[Span], records: Sequence[TokenRecord]
 ) -> Episode:
     """Return the episode of an attempt, whatever the order of spans and records.
+
+    If the app failed without giving a reward, the episode is unscored (`score_failure`).
 
     Args:
         attempt: an attempt of `rollout`. Its calls are trained only if it has ended.
         rollout: the rollout of the attempt.
         spans: all spans of the attempt; spans of other attempts are ignored.
         records: all token records of the attempt; records of other attempts are ignored.
-        failure_reward: reward for an attempt whose app failed without giving a reward
-            (`score_failure`). None leaves its episode unscored. Infrastructure failures are always
-            unscored.
 
     Raises:
         DataError: the attempt belongs to another rollout.
@@ -279,7 +273,7 @@ def build_episode(
     )
     if unscored := _lost_answer(calls, inputs.llm):
         return replace(episode, reward=None, dimensions={}, unscored=unscored)
-    return score_failure(episode, failure_reward)
+    return episode
 
 
 def _lost_answer(calls: Sequence[Call], llm: Mapping[str, list[Span]]) -> str:

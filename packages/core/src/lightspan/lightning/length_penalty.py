@@ -83,13 +83,10 @@ def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, 
         overlong: settings of the penalty.
         coverage: status of each call of the episode.
     """
-    return {
-        call.key: 0.0
-        if call.record is None
-        # the packed ids are four bytes each
-        else overlong.of(len(call.record.response) // 4)
-        for call in coverage.turns.calls
+    packed = {
+        call.key: call.record.response if call.record else b"" for call in coverage.turns.calls
     }
+    return {key: overlong.of(len(ids) // 4) for key, ids in packed.items()}  # four bytes an id
 
 
 def overlong_metrics(

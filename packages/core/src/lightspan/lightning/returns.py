@@ -52,7 +52,7 @@ def failed_tries(episode: Episode, coverage: Coverage, value: float) -> dict[Cal
 def group_rewards(
     episodes: Sequence[Episode],
     coverages: Sequence[Coverage],
-    bonuses: Mapping[str, float] | None = None,
+    bonuses: Mapping[str, float] = {},
 ) -> tuple[dict[str, list[float | None]], dict[str, list[float]]]:
     """Return group id → return (total reward) of each rollout, and → credits of failed tries.
 
@@ -61,10 +61,9 @@ def group_rewards(
     Args:
         episodes: episodes of whole groups.
         coverages: status of the calls of each episode, in the order of `episodes`.
-        bonuses: attempt id → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`); None without
-            bonuses.
+        bonuses: attempt id → sum of AIR's bonuses (`lightspan.lightning.air.bonuses`); empty if
+            there are none.
     """
-    bonuses = bonuses or {}
     returns: dict[str, list[float | None]] = defaultdict(list)
     failed: dict[str, list[float]] = defaultdict(list)
     for episode, coverage in zip(episodes, coverages, strict=True):

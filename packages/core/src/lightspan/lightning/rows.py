@@ -112,11 +112,14 @@ def usable_transitions(
     """
     rejected: dict[TransitionKey, Rejection] = {}
     for transition in transitions:
+        record = transition.record
         if max_length is not None and transition.length > max_length:
             rejected[transition.key] = Rejection.OUT_OF_CONTEXT
         elif not transition.tokens:
             rejected[transition.key] = Rejection.EMPTY_RESPONSE
-        elif not _has_logprobs(transition):
+        elif len(record.logprob_data) != len(record.response) or not all(
+            map(math.isfinite, record.logprobs)
+        ):
             rejected[transition.key] = Rejection.NO_LOGPROBS
     return [t for t in transitions if t.key not in rejected], rejected
 
@@ -204,7 +207,7 @@ def _row(
         with_targets: whether the row gets value targets.
     """
     last = chain[-1]
-    ids = last.prompt_ids + last.response_ids
+    ids = last.record.prompt_ids + last.record.response_ids
     spans = [Response(t.length - t.tokens, t.tokens) for t in chain]
     row = Row(
         rollout_id=last.rollout_id,
@@ -231,17 +234,10 @@ def _row(
         row.mask[span] = [True] * count
         row.advantages[span] = [advantage] * count
         row.weights[span] = [weight] * count
-        row.logprobs[span] = t.logprobs
+        row.logprobs[span] = t.record.logprobs
         row.versions[span] = t.versions
         row.temperatures[span] = [t.record.sampling.temperature] * count
     return row
-
-
-def _has_logprobs(transition: Transition) -> bool:
-    record = transition.record
-    if len(record.logprob_data) != len(record.response):
-        return False
-    return all(map(math.isfinite, transition.logprobs))
 
 
 # --- the open rows ----------------------------------------------------------------------------
@@ -288,7 +284,9 @@ class _OpenRows:
             if node.places:
                 best = node
             child = node.children.get(prompt[node.end : node.end + _WIDTH])
-            if child is None or not _extends(child, prompt):
+            if child is None or not prompt.startswith(
+                child.source[child.start : child.end], child.start
+            ):
                 break
             node = child
         if best is None:
@@ -325,12 +323,6 @@ class _OpenRows:
             (child,) = node.children.values()
             child.parent, child.start = node.parent, node.start
             node.parent.children[_key(node)] = child
-
-
-def _extends(node: _Node, prompt: bytes) -> bool:
-    if node.end > len(prompt):
-        return False
-    return prompt[node.start : node.end] == node.source[node.start : node.end]
 
 
 def _split(node: _Node, at: int) -> _Node:

@@ -270,7 +270,8 @@ class _CallCheck(NamedTuple):
             return Rejection.EMPTY_RESPONSE
         if len(record.logprob_data) != size:
             return Rejection.NO_LOGPROBS
-        if size % 4 or len(record.prompt) % 4 or not _covers(record.versions, size // 4):
+        counts = [count for _, count in record.versions]  # of the tokens of each version
+        if len(record.prompt) % 4 or 4 * sum(counts) != size or min(counts) < 1:
             return Rejection.MALFORMED
         if record.constrained and Rejection.CONSTRAINED not in self.supported:
             return Rejection.CONSTRAINED
@@ -282,18 +283,6 @@ class _CallCheck(NamedTuple):
         if self.max_length is not None and size + len(record.prompt) > 4 * self.max_length:
             return Rejection.OUT_OF_CONTEXT
         return None
-
-
-def _covers(versions: Sequence[tuple[int, int]], tokens: int) -> bool:
-    """Return whether `versions` gives a version to each of `tokens` tokens.
-
-    Args:
-        versions: runs of tokens: (version, number of consecutive tokens sampled by it).
-        tokens: number of sampled tokens.
-    """
-    if len(versions) == 1:
-        return versions[0][1] == tokens
-    return sum(count for _, count in versions) == tokens and all(n > 0 for _, n in versions)
 
 
 # --- the user's selection ---------------------------------------------------------------------

@@ -38,21 +38,6 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
         return self.record.call_id, self.record.choice
 
     @property
-    def prompt_ids(self) -> list[int]:
-        """Token ids of the prompt (length P), exactly as the engine consumed them."""
-        return self.record.prompt_ids
-
-    @property
-    def response_ids(self) -> list[int]:
-        """Token ids of the response (length T), exactly as the engine sampled them."""
-        return self.record.response_ids
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Log-probability of each response token, under the distribution it was sampled from."""
-        return self.record.logprobs
-
-    @property
     def versions(self) -> list[int]:
         """Version of the policy's weights that sampled each response token."""
         runs = self.record.versions

@@ -256,8 +256,7 @@ def _update_attempt_factory() -> None:
     if not _state.has_hooks:
         _state.has_hooks = True
         close_at_exit(_at_exit)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(after_in_child=_after_fork)
     try:
         sdk_instrumentation.install()
     except Exception as error:  # such as a broken SDK, which the app may not need

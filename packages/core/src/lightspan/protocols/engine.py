@@ -116,11 +116,6 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Policies served as LoRA on shared weights, for which `update` takes `LoRAWeights`; for all
     other policies it takes whole weights."""
 
-    def samples_at(self, temperature: float) -> bool:
-        """Return whether the engine can sample at a temperature."""
-        low, high = self.temperatures
-        return temperature == 0 or low <= temperature <= high
-
 
 class ChatTokenizer(Protocol):
     """Tokenizer with a chat template (`lightspan_torch.engine.tokenizer.TransformersTokenizer`)."""

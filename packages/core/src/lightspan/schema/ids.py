@@ -26,5 +26,4 @@ def random_digits() -> str:
         return ids[0]
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ids.clear)  # else parent and child would use the same ids
+os.register_at_fork(after_in_child=_ids.clear)  # else parent and child would use the same ids

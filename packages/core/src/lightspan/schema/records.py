@@ -90,27 +90,22 @@ class AttemptStatus(StrEnum):
         return self is not AttemptStatus.RUNNING
 
 
-LEGAL_ROLLOUT_MOVES: Final = frozenset(
-    [
-        (RolloutStatus.QUEUED, RolloutStatus.RUNNING),
-        (RolloutStatus.QUEUED, RolloutStatus.CANCELLED),
-        *((RolloutStatus.RUNNING, after) for after in RolloutStatus if after != "running"),
-    ]
-)
-LEGAL_ATTEMPT_MOVES: Final = frozenset(
-    (AttemptStatus.RUNNING, status) for status in AttemptStatus if status.final
-)
+_ROLLOUT_MOVES: Final = {
+    RolloutStatus.QUEUED: {RolloutStatus.RUNNING, RolloutStatus.CANCELLED},
+    RolloutStatus.RUNNING: {*RolloutStatus} - {RolloutStatus.RUNNING},
+}
+"""Status of a rollout → statuses to which it may go; a final status is missing."""
 
 
 def check_rollout_move(before: RolloutStatus, after: RolloutStatus) -> None:
     """Raise `IllegalMoveError` unless a rollout may go from `before` to `after`."""
-    if (before, after) not in LEGAL_ROLLOUT_MOVES:
+    if after not in _ROLLOUT_MOVES.get(before, ()):
         raise IllegalMoveError(f"a rollout cannot go from {before} to {after}")
 
 
 def check_attempt_move(before: AttemptStatus, after: AttemptStatus) -> None:
     """Raise `IllegalMoveError` unless an attempt may go from `before` to `after`."""
-    if (before, after) not in LEGAL_ATTEMPT_MOVES:
+    if before.final or not after.final:
         raise IllegalMoveError(f"an attempt cannot go from {before} to {after}")
 
 

@@ -27,7 +27,7 @@ from lightspan.stores._state_machine import Ledger, Progress, started
 
 if TYPE_CHECKING:
     from lightspan.stores._sql.tables import WriteTables as Tables
-from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
+from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_seconds
 
 ALONE: Final = "alone"
 """The place (`derived_id`) of a rollout that must run alone; the places of other rollouts are
@@ -88,7 +88,7 @@ def claim_request(
         DataError: an argument is out of range.
     """
     check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than one claim nothing
-    check_lease(lease_s)
+    check_seconds("lease_s", lease_s)
     may_be_repeated = request_id is not None
     if request_id is None:
         request_id = new_id("claim")
@@ -203,7 +203,8 @@ def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: fl
         now: the store's time.
     """
     attempts = tables.attempts_by_id([ref.attempt_id for ref, _ in items])
-    extended = [_is_current(attempts.get(ref.attempt_id), ref) for ref, _ in items]
+    current = {key: attempt.epoch for key, attempt in attempts.items() if not attempt.sealed}
+    extended = [current.get(ref.attempt_id) == ref.epoch for ref, _ in items]
     tables.update_attempts(
         [
             replace(attempts[ref.attempt_id], lease_until=now + lease_s)
@@ -212,10 +213,6 @@ def heartbeat(tables: Tables, items: Sequence[tuple[AttemptRef, float]], now: fl
         ]
     )
     return extended
-
-
-def _is_current(attempt: Attempt | None, ref: AttemptRef) -> bool:
-    return attempt is not None and not attempt.sealed and attempt.epoch == ref.epoch
 
 
 def expire(tables: Tables, limit: int, now: float) -> int:

@@ -26,20 +26,10 @@ def check_integer(name: str, value: object, low: int = 0) -> None:
         )
 
 
-def check_lease(lease_s: float) -> None:
-    """Raise `DataError` unless `lease_s` is a valid duration of a lease, in seconds."""
-    _check_seconds("lease_s", lease_s)
-
-
-def check_timeout(timeout_s: float) -> None:
-    """Raise `DataError` unless `timeout_s` is a valid timeout, in seconds."""
-    _check_seconds("timeout_s", timeout_s)
-
-
-def check_pruning(older_than_s: float, limit: int) -> None:
-    """Raise `DataError` unless the arguments of `Store.prune` are in range."""
-    _check_seconds("older_than_s", older_than_s)
-    check_integer("limit", limit, 1)
+def check_seconds(name: str, value: float) -> None:
+    """Raise `DataError` unless the value is a finite duration of at most `MAX_S` seconds."""
+    if not is_number(value) or not 0 <= value <= MAX_S:
+        raise DataError(f"{name}={value!r} must be a finite number from 0 to {MAX_S:g} seconds")
 
 
 def check_rewards(reports: Iterable[Report]) -> None:
@@ -57,8 +47,3 @@ def check_rewards(reports: Iterable[Report]) -> None:
                     f"{number!r}: give a finite number of at most {LARGEST:g} in size, or None "
                     "(lightspan.schema.reward.parse_reward)"
                 )
-
-
-def _check_seconds(name: str, value: float) -> None:
-    if not is_number(value) or not 0 <= value <= MAX_S:
-        raise DataError(f"{name}={value!r} must be a finite number from 0 to {MAX_S:g} seconds")

@@ -53,13 +53,9 @@ class _MemoryDatabase(OpenDatabase):
     async def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> list[R]:
         with self._lock:
             self._db.execute("BEGIN")
-            try:
+            with file.committing(self._db):
                 self._tables.begin()
                 answers = work(items)
-                self._db.execute("COMMIT")
-            except BaseException:
-                file.roll_back(self._db)
-                raise
         if self._tables.moved:
             self._on_move()
         return answers

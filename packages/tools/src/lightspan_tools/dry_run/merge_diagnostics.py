@@ -268,12 +268,12 @@ def _break(
     The prompt and the answer of `previous` are compared. Return None if the prompt of `following`
     begins with all of their tokens.
     """
-    expected = previous.prompt_ids + previous.response_ids
-    got = following.prompt_ids
+    prompt_ids, got = previous.record.prompt_ids, following.record.prompt_ids
+    expected = prompt_ids + previous.record.response_ids
     place = common_prefix(expected, got)
     if place == len(expected):
         return None
-    where: Where = "prompt" if place < len(previous.prompt_ids) else "response"
+    where: Where = "prompt" if place < len(prompt_ids) else "response"
     if place == len(got):
         where = "shorter"
     start = max(0, place - LEAD)

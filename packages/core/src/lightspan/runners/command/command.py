@@ -32,7 +32,7 @@ from lightspan.runners.command.reward import (
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json, Outcome, new_id
-from lightspan.schema.redaction import is_secret
+from lightspan.schema.redaction import clean_text, is_secret
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
 from lightspan.schema.validation import check_choice, check_number
@@ -321,11 +321,7 @@ def check_served(routing: Routing, agents: Sequence[str]) -> None:
 def _check_texts(name: str, values: Sequence[object]) -> None:
     for value in values:
         # lone surrogates cannot be encoded in a file
-        if (
-            not isinstance(value, str)
-            or "\0" in value
-            or value.encode(errors="ignore").decode() != value
-        ):
+        if not isinstance(value, str) or "\0" in value or clean_text(value) != value:
             raise ConfigError(f"{name} of a command holds {value!r}: each must be a text")
 
 

@@ -7,7 +7,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from lightspan.capture.context import AttemptContext
-from lightspan.schema.routing import Routing
 
 TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
 GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
@@ -46,7 +45,8 @@ def program_environment(
         model: value of `LIGHTSPAN_MODEL`.
         task: variables that contain or name the task.
     """
-    secret = _key_names(scope.routing) if scope is not None else set()
+    endpoints = [] if scope is None else [target.endpoint for target in scope.routing.targets]
+    secret = {endpoint.api_key_env for endpoint in endpoints if endpoint is not None}
     variables = {
         name: value
         for name, value in inherited.items()
@@ -95,9 +95,3 @@ def _no_proxy(url: str, others: Mapping[str, str]) -> dict[str, str]:
     before = others.get("no_proxy") or others.get("NO_PROXY") or ""
     value = ",".join(part for part in (before, host) if part)
     return {"no_proxy": value, "NO_PROXY": value}
-
-
-def _key_names(routing: Routing) -> set[str]:
-    """Return the names of the variables with the keys of the endpoints that the gateway calls."""
-    targets = [*(rule.target for rule in routing.rules), routing.default]
-    return {t.endpoint.api_key_env for t in targets if t.endpoint and t.endpoint.api_key_env}

@@ -7,12 +7,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from lightspan.errors import StoreClosedError
-from lightspan.schema.records import Report
 from lightspan.stores import _leases, _state_machine
-from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan
+from lightspan.stores._encoding import PackedCall, PackedSpan
 from lightspan.stores._leases import Claimed, ClaimRequest
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
 from lightspan.stores._sql.tables import ReadTables, WriteTables
@@ -70,6 +70,11 @@ class OpenDatabase(ABC):
         self.report: Final = self._timed(_state_machine.report)
         self.cancel: Final = self._timed(_state_machine.cancel)
         self.heartbeat: Final = self._timed(_leases.heartbeat)
+        self.mark_damaged: Final = partial(_state_machine.mark_damaged, moving)
+        self.check_new: Final = partial(_state_machine.select_new, reader)
+        """Raises `ConflictError` or `IllegalMoveError` for rollouts that cannot be enqueued."""
+        self.check_reports: Final = partial(_state_machine.check_reports, reader)
+        """Raises `IllegalMoveError` or `NotFoundError` for reports that cannot be applied."""
         self._read_thread = ThreadPoolExecutor(1, "lightspan-store-read")
 
     @abstractmethod
@@ -132,22 +137,11 @@ class OpenDatabase(ABC):
         now = self.moving.now()
         return [self.moving.prune(now - older_than_s, limit) for older_than_s, limit in items]
 
-    def mark_damaged(self, items: Sequence[tuple[str, str]]) -> list[None]:
-        return _state_machine.mark_damaged(self.moving, items)
-
     def announce(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
         now = self.adding.now()
         return self.adding.put_peers([(peer_id, now, body) for peer_id, body in items])
 
     # --- the reader's checks of a batch that is too large for one transaction -------------
-    def check_new(self, items: Sequence[PackedRollout]) -> None:
-        """Raise `ConflictError` or `IllegalMoveError` for rollouts that cannot be enqueued."""
-        _state_machine.select_new(self.reader, items)
-
-    def check_reports(self, items: Sequence[Report]) -> None:
-        """Raise `IllegalMoveError` or `NotFoundError` for reports that cannot be applied."""
-        _state_machine.check_reports(self.reader, items)
-
     def check_spans(self, items: Sequence[PackedSpan]) -> None:
         """Raise `NotFoundError` if the attempt of a span is unknown."""
         _state_machine.find_attempts(self.reader, [item.attempt_id for item in items])

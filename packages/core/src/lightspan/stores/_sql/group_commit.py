@@ -13,7 +13,7 @@ import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, Final, TypeVar
 
@@ -41,11 +41,7 @@ class Job:
     work: Work[Any, Any]
     items: Sequence[Any]
     cost: int
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[list[Any]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.future = self.loop.create_future()
+    future: asyncio.Future[list[Any]]
 
 
 Answer = list[Any] | BaseException
@@ -149,7 +145,7 @@ def _resolve_in_loops(answers: Iterable[tuple[Job, Answer]]) -> None:
     """Resolve the futures of jobs, each in its own event loop. Each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Answer]]] = {}
     for job, answer in answers:
-        by_loop.setdefault(job.loop, []).append((job, answer))
+        by_loop.setdefault(job.future.get_loop(), []).append((job, answer))
     for loop, pairs in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
             loop.call_soon_threadsafe(resolve, pairs)

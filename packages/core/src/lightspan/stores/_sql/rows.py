@@ -21,12 +21,7 @@ from lightspan.schema.records import (
     RolloutSummary,
 )
 from lightspan.schema.reward import Reward
-from lightspan.stores._encoding import (
-    PackedCall,
-    PackedRollout,
-    PackedSpan,
-    unpack_rollout,
-)
+from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan, unpack_rollout
 from lightspan.stores._state_machine import Progress
 
 _msgpack = msgspec.msgpack.Encoder()

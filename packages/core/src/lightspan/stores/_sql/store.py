@@ -169,7 +169,7 @@ class SQLStore(OpenedStore[D]):
     async def heartbeat(
         self, attempts: Sequence[records.AttemptRef], lease_s: float
     ) -> list[records.AttemptRef]:
-        _validation.check_lease(lease_s)
+        _validation.check_seconds("lease_s", lease_s)
         extended = await self._write(self._opened.heartbeat, [(ref, lease_s) for ref in attempts])
         return [ref for ref, is_extended in zip(attempts, extended, strict=True) if not is_extended]
 
@@ -284,7 +284,7 @@ class SQLStore(OpenedStore[D]):
             intervals_s: shortest and longest time between two queries, in seconds. A change by this
                 process ends a pause at once.
         """
-        _validation.check_timeout(timeout_s)
+        _validation.check_seconds("timeout_s", timeout_s)
         if timeout_s > 0:
             self._listen()
         deadline = clock.monotonic() + timeout_s
@@ -303,7 +303,8 @@ class SQLStore(OpenedStore[D]):
         return await self._read(self._opened.reader.count, run_id)
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
-        _validation.check_pruning(older_than_s, limit)
+        _validation.check_seconds("older_than_s", older_than_s)
+        _validation.check_integer("limit", limit, 1)
         total = 0
         while total < limit:
             part = min(_PRUNE_CHUNK, limit - total)

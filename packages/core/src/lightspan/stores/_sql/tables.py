@@ -267,19 +267,12 @@ class WriteTables(SQLTables):
 
     def mark_calls(self, items: Sequence[tuple[str, str, CallOutcome]]) -> list[None]:
         for attempt_id, call_id, outcome in items:
-            self._mark_call(attempt_id, call_id, outcome)
+            position = self._attempt_keys([attempt_id])[attempt_id].position
+            values = {"attempt": position, "call_id": call_id}
+            if not (call_id and self._run(self._queries()["has_call"], values)[0][0]):
+                raise NotFoundError(f"this store has no call {call_id!r} of attempt {attempt_id!r}")
+            self._execute("put_outcome", position, call_id, str(outcome))
         return [None] * len(items)
-
-    def _mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
-        for _, position, _, _ in self._writer_rows([attempt_id]):
-            if call_id and self._has_call(position, call_id):
-                self._execute("put_outcome", position, call_id, str(outcome))
-                return
-        raise NotFoundError(f"this store has no call {call_id!r} of attempt {attempt_id!r}")
-
-    def _has_call(self, position: int, call_id: str) -> bool:
-        values = {"attempt": position, "call_id": call_id}
-        return bool(self._run(self._queries()["has_call"], values)[0][0])
 
     def prune(self, before: float, limit: int) -> int:
         """Delete at most `limit` rollouts that ended before the time `before`; return how many."""
@@ -315,9 +308,8 @@ class WriteTables(SQLTables):
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
         """Return the progress of rollouts by id, without unknown ids."""
-        return {
-            row[0]: codec.read_progress(row) for row in self._execute_for("progress", rollout_ids)
-        }
+        rows = self._execute_for("progress", rollout_ids)
+        return {row[0]: codec.read_progress(row) for row in rows}
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
         reported = [row for row in rows if row.status in _AFTER_RUNNING]
@@ -470,10 +462,8 @@ class ReadTables(SQLTables):
         return {RolloutStatus(status): number for status, number in rows}
 
     def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        return [
-            self._read_attempt(row)
-            for row in self._execute("attempts_of_rollouts", self._list(rollout_ids))
-        ]
+        rows = self._execute("attempts_of_rollouts", self._list(rollout_ids))
+        return [self._read_attempt(row) for row in rows]
 
     def attempt(self, attempt_id: str) -> Attempt:
         return find_attempts(self, [attempt_id])[attempt_id]

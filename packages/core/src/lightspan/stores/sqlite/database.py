@@ -85,7 +85,9 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._pending = 0
         """Number of jobs that the writer's thread has not finished."""
         self._closed = False
-        file.disable_checkpoints(self._db)
+        # A commit must not move the write-ahead log into the file, which waits for the disk: the
+        # writer's thread does it from time to time (`file.checkpoint`).
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
         self._thread = threading.Thread(target=self._run, name="lightspan-store", daemon=True)
         self._thread.start()
 
@@ -94,7 +96,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         with self._lock:
             if self._closed:
                 raise StoreClosedError
-            job = Job(work, items, cost, loop)
+            job = Job(work, items, cost, loop.create_future())
             group = self._groups.setdefault(loop, [])
             group.append(job)
             if len(group) == 1:  # other tasks that are ready may add to the group first
@@ -177,15 +179,11 @@ class SQLiteDatabase(OpenDatabase, Committer):
     def _transaction(self, jobs: Sequence[Job]) -> list[list[Any]]:
         """Run and commit the first jobs, as many as fit one transaction; return their results."""
         changes = self._db.total_changes
-        try:
+        with file.committing(self._db):
             if file.inode(self._path) != self._inode:  # SQLite would go on with the old file
                 raise StoreError(f"{self._path} was moved or deleted while in use: put it back")
             self.tables.begin()
             answers = run_jobs(jobs)
-            self._db.execute("COMMIT")
-        except BaseException:
-            file.roll_back(self._db)
-            raise
         if self._db.total_changes > changes:
             self._log_pages += _PAGES_PER_TRANSACTION + 2 * sum(job.cost for job in jobs)
         if self.tables.moved:

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -22,13 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import (
-    DataError,
-    LightspanError,
-    NotFoundError,
-    StoreError,
-    StoreFormatError,
-)
+from lightspan.errors import DataError, LightspanError, NotFoundError, StoreError, StoreFormatError
 from lightspan.schema import clock
 from lightspan.stores._sql.queries import read_text, statements_of
 
@@ -223,14 +217,6 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
     return _error_name(error).startswith(("SQLITE_BUSY", "SQLITE_READONLY_CANTINIT"))
 
 
-def disable_checkpoints(db: sqlite3.Connection) -> None:
-    """Prevent commits from moving the write-ahead log into the file, which waits for the disk.
-
-    The caller must call `checkpoint` from time to time.
-    """
-    db.execute("PRAGMA wal_autocheckpoint = 0")
-
-
 def checkpoint(db: sqlite3.Connection) -> None:
     """Move as much of the write-ahead log as possible into the file, blocking no writer."""
     with contextlib.suppress(sqlite3.Error):  # the rest stays in the log
@@ -328,7 +314,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     try:
         is_empty = _is_empty(db, path)
     finally:
-        roll_back(db)
+        _roll_back(db)
     [mode] = db.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreError(
@@ -376,19 +362,26 @@ def _check_version(version: int, path: Path) -> None:
 
 def _create_schema(db: sqlite3.Connection, path: Path) -> None:
     db.execute("BEGIN IMMEDIATE")
-    try:
+    with committing(db):
         if _is_empty(db, path):  # another process may have created the tables meanwhile
             for statement in schema():
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+
+
+@contextlib.contextmanager
+def committing(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit the open transaction at the end of the `with` block, or roll it back at an error."""
+    try:
+        yield
         db.execute("COMMIT")
     except BaseException:
-        roll_back(db)
+        _roll_back(db)
         raise
 
 
-def roll_back(db: sqlite3.Connection) -> None:
+def _roll_back(db: sqlite3.Connection) -> None:
     """Roll the open transaction back, if an error has not done so already."""
     if db.in_transaction:
         db.execute("ROLLBACK")
