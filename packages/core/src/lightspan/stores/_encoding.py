@@ -6,6 +6,7 @@ a lock or begin a transaction, to keep locks and transactions short.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -173,6 +174,18 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
     if outcome is not None:
         span = span.replace(attributes={**span.attributes, CALL_OUTCOME: str(outcome)})
     return span.replace(late=True) if late and not span.late else span
+
+
+def search_texts(text: str) -> tuple[bytes, bytes]:
+    """Return a text as it is in the body of a span, and as it is in a span's attribute of JSON.
+
+    Raises:
+        DataError: the text is empty.
+    """
+    if not text:
+        raise DataError("a search needs a text of at least one character")
+    plain, escaped = text, json.dumps(text, ensure_ascii=False)[1:-1]
+    return plain.encode(errors="surrogatepass"), escaped.encode(errors="surrogatepass")
 
 
 def unpack_record(

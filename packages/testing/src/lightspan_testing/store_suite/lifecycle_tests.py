@@ -73,6 +73,8 @@ class LifecycleTests(StoreTests):
             lambda: store.cancel(["ro-1"]),
             lambda: store.rollouts(),
             lambda: store.watch(),
+            lambda: store.summaries(),
+            lambda: store.search("text"),
             lambda: store.count(),
             lambda: store.announce(make_peer("runner-1")),
             lambda: store.withdraw("runner-1"),
