@@ -30,7 +30,6 @@ from lightspan_ui.filters import (
     predicates,
 )
 from lightspan_ui.groups import group_rows
-from lightspan_ui.summaries import summaries
 
 PORTION: Final = 128
 """Number of attempts whose spans are read at once in the background."""
@@ -122,7 +121,7 @@ class Catalogue:
             LightspanError: the store cannot be read.
         """
         async with self._lock:
-            changes = await summaries(self.store, self.run_id, self.cursor)
+            changes = await self.store.summaries(self.run_id, after=self.cursor)
             for summary in changes.rows:
                 old = self.entries.get(summary.rollout_id)
                 entry = Entry(summary)
@@ -137,9 +136,10 @@ class Catalogue:
             is_changed = changes.cursor != self.cursor
             self.cursor = changes.cursor
             if scoring is not None and scoring is not self.scoring:
-                self.scoring = scoring
+                earlier, self.scoring = self.scoring, scoring
                 for entry in self.entries.values():
-                    scoring.apply(entry)
+                    if scoring.changes(earlier, entry):
+                        scoring.apply(entry)
             return is_changed
 
     @property
@@ -189,6 +189,12 @@ class Catalogue:
         states = await self.store.rollouts(ids) if ids else []
         return {state.rollout.rollout_id: state.rollout.task for state in states}
 
+    async def forget(self, attempt_id: str) -> None:
+        """Read an attempt's spans again, because it got feedback."""
+        name = self._by_attempt.get(attempt_id)
+        if name is not None:
+            await self.read_facts([self.entries[name]])
+
     @property
     def readable(self) -> int:
         """Number of attempts whose spans can be read."""
@@ -210,9 +216,10 @@ class Catalogue:
             await asyncio.wait([self._reading], timeout=timeout_s)
 
     async def _read_all(self) -> None:
-        while portion := [e for e in self.newest if e.is_readable and e.facts is None][:PORTION]:
-            await self.read_facts(portion)
-            await asyncio.sleep(0)
+        while unread := [e for e in self.newest if e.is_readable and e.facts is None]:
+            for start in range(0, len(unread), PORTION):
+                await self.read_facts(unread[start : start + PORTION])
+                await asyncio.sleep(0)
 
     # --- filters ------------------------------------------------------------------------------
     async def matching(self, filters: Filters) -> tuple[list[Entry], bool]:
@@ -317,7 +324,7 @@ class Catalogue:
 
 # --- pages --------------------------------------------------------------------------------------
 def cursor_of(place: int, name: str) -> str:
-    """Return the cursor of the page after a row: its place, and its name in case rows were added."""
+    """Return the cursor of the page after a row: its place, and its name if rows were added."""
     return f"{place}~{name}"
 
 
@@ -376,6 +383,5 @@ def histogram(values: Sequence[float]) -> list[views.Bin]:
     width = (high - low) / BINS
     places = Counter(min(BINS - 1, int((value - low) / width)) for value in values)
     return [
-        views.Bin(low=low + i * width, high=low + (i + 1) * width, n=places[i])
-        for i in range(BINS)
+        views.Bin(low=low + i * width, high=low + (i + 1) * width, n=places[i]) for i in range(BINS)
     ]

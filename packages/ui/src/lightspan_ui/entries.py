@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from lightspan.lightning.episode import score_failure
-from lightspan.schema.records import Mode
+from lightspan.schema.records import Mode, RolloutStatus, RolloutSummary
 from lightspan.training.rewards import Scored, with_reward
 from lightspan_ui import views
 from lightspan_ui.facts import Facts, Texts, beginning, episode_of
-from lightspan_ui.summaries import RolloutSummary
 
 
 class Entry:
@@ -65,6 +65,10 @@ class Entry:
         return self.summary.attempt_id is not None and self.summary.status.final
 
 
+_UNCHANGED: Final = (RolloutStatus.SUCCEEDED, RolloutStatus.RUNNING, RolloutStatus.QUEUED)
+"""Statuses of rollouts whose reward is the recorded one, unless a judge or function scores."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """How a run computes rewards and steps from what its store has.
@@ -86,7 +90,10 @@ class Scoring:
         if summary.attempt_id is None:
             return
         if summary.mode is Mode.PRODUCTION:
-            self._apply_production(entry)
+            _set_recorded(entry)
+            return
+        if self.rewards is None and summary.status in _UNCHANGED:  # by far the most
+            _set_recorded(entry)
             return
         episode = episode_of(summary, entry.facts)
         if self.rewards is not None:
@@ -94,13 +101,25 @@ class Scoring:
         episode = score_failure(episode, self.failure_reward(summary.mode, entry.step))
         entry.reward, entry.dimensions = episode.reward, episode.dimensions
 
-    def _apply_production(self, entry: Entry) -> None:
-        facts = entry.facts
-        given = entry.summary.feedback or entry.summary.reward
-        if facts is not None:
-            entry.reward, entry.dimensions = facts.reward, facts.dimensions or {}
-        elif given is not None:
-            entry.reward, entry.dimensions = given.value, given.dimensions
+    def changes(self, earlier: Scoring, entry: Entry) -> bool:
+        """Return whether an entry may have another reward or step than by an earlier scoring."""
+        summary, name = entry.summary, entry.summary.rollout_id
+        if summary.status is RolloutStatus.FAILED or entry.step != self.steps.get(
+            summary.group_id, summary.step
+        ):
+            return True
+        return (self.rewards or {}).get(name) != (earlier.rewards or {}).get(name)
+
+
+def _set_recorded(entry: Entry) -> None:
+    """Set the reward that was recorded, by its spans if they were read."""
+    summary, facts = entry.summary, entry.facts
+    given = summary.feedback if summary.mode is Mode.PRODUCTION else None
+    given = given or summary.reward
+    if facts is not None:
+        entry.reward, entry.dimensions = facts.reward, facts.dimensions or {}
+    elif given is not None:
+        entry.reward, entry.dimensions = given.value, given.dimensions
 
 
 def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:
@@ -112,7 +131,7 @@ def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:
         texts: beginnings of its texts; None if its spans were not read.
     """
     summary, facts = entry.summary, entry.facts
-    row = views.RolloutRow(
+    return views.RolloutRow(
         rollout_id=summary.rollout_id,
         run_id=summary.run_id,
         mode=str(summary.mode),
@@ -141,4 +160,3 @@ def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:
         session="" if facts is None else facts.session,
         tags=[] if facts is None else list(facts.tags),
     )
-    return row

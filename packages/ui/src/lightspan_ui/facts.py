@@ -14,10 +14,17 @@ import msgspec
 from lightspan.algorithms.recorded_attempts import apply_feedback, is_feedback, score_of_attempt
 from lightspan.lightning.episode import Episode, RewardSource, build_episode
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout, RolloutStatus
+from lightspan.schema.records import (
+    Attempt,
+    AttemptStatus,
+    Mode,
+    Outcome,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+)
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan_ui.summaries import RolloutSummary
 
 MAX_BEGINNING: Final = 300
 """Maximum characters of the beginning of a text in a table."""

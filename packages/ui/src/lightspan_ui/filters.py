@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from lightspan_ui.views import MAX_ROWS
 
 Sort = Literal["newest", "oldest", "best", "worst", "longest", "tokens", "cost"]
 GroupSort = Literal["newest", "spread", "flat", "worst", "best"]
+T = TypeVar("T")
 Predicate = Callable[[Entry], bool]
 
 DEFAULT_ROWS: Final = 50
@@ -106,7 +107,7 @@ def read_page(query: Mapping[str, str], sorts: object) -> PageOptions:
     return page
 
 
-def _convert(values: Mapping[str, str], kind: type[Any]) -> Any:
+def _convert(values: Mapping[str, str], kind: type[T]) -> T:
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:

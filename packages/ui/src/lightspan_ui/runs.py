@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from lightspan.errors import LightspanError
 from lightspan.schema.redaction import without_keys
 from lightspan.training.folder import METRICS, PROMPTS
 from lightspan.training.results import Evaluation, FitResult
-from lightspan.training.statistics import Z, Interval
+from lightspan.training.statistics import Interval, Z
 from lightspan_tools.alerts import PAGE, AlertMonitor
 from lightspan_ui import views
 from lightspan_ui.run_files import LiveRunFolder, is_alive, stamp_of
@@ -242,7 +243,7 @@ def averaged(values: Sequence[float | None], size: int) -> list[float | None]:
     bounds = [round(i * len(values) / size) for i in range(size + 1)]
     return [
         mean_of([value for value in values[start:end] if value is not None])
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in pairwise(bounds)
     ]
 
 
@@ -344,9 +345,7 @@ def curve(lines: Sequence[Line], name: str, size: int) -> list[views.Point]:
     if len(points) <= size:
         return points
     bounds = [round(i * len(points) / size) for i in range(size + 1)]
-    return [
-        merged(points[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [merged(points[start:end]) for start, end in pairwise(bounds)]
 
 
 def point_of(line: Line, name: str) -> views.Point | None:
@@ -364,8 +363,9 @@ def point_of(line: Line, name: str) -> views.Point | None:
 
 
 def merged(points: Sequence[views.Point]) -> views.Point:
-    """Return the mean of neighbouring points. Its interval is that of a mean of independent ones."""
-    x, y = (math.fsum(values) / len(points) for values in ([p.x for p in points], [p.y for p in points]))
+    """Return the mean of neighbouring points, with the interval of a mean of independent ones."""
+    x = math.fsum(point.x for point in points) / len(points)
+    y = math.fsum(point.y for point in points) / len(points)
     halves = [(p.high - p.low) / 2 for p in points if p.low is not None and p.high is not None]
     if len(halves) < len(points):
         return views.Point(x=x, y=y)
@@ -382,6 +382,7 @@ def number(value: Any) -> float | None:
 
 
 def finite(value: float) -> float | None:
+    """Return a number; None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
