@@ -180,12 +180,14 @@ def search_texts(text: str) -> tuple[bytes, bytes]:
     """Return a text as it is in the body of a span, and as it is in a span's attribute of JSON.
 
     Raises:
-        DataError: the text is empty.
+        DataError: the text is empty, or has half of a surrogate pair, which no span has.
     """
     if not text:
         raise DataError("a search needs a text of at least one character")
-    plain, escaped = text, json.dumps(text, ensure_ascii=False)[1:-1]
-    return plain.encode(errors="surrogatepass"), escaped.encode(errors="surrogatepass")
+    try:
+        return text.encode(), json.dumps(text, ensure_ascii=False)[1:-1].encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the text {text!r:.100} cannot be searched for: {error}") from error
 
 
 def unpack_record(

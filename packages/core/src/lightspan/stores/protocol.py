@@ -341,7 +341,7 @@ class Store(Protocol):
             limit: maximum number of ids, at least 1.
 
         Raises:
-            DataError: the text is empty, or `limit` is not a positive integer.
+            DataError: the text is empty or no valid Unicode, or `limit` is not a positive integer.
             NotFoundError: the attempt `before` is unknown.
         """
 

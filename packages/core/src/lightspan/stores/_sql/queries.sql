@@ -113,7 +113,7 @@ SELECT body, rollouts.rollout_id, run_id, mode, step, rollouts.status, created_a
 FROM rollouts
     JOIN rollout_bodies ON rollout_bodies.position = rollouts.position
     LEFT JOIN attempts ON attempts.attempt_id = rollouts.attempt_id
-    LEFT JOIN call_outcomes ON attempt = attempts.position AND call_id = ':feedback'
+    LEFT JOIN call_outcomes ON attempt = attempts.position AND call_id = '(feedback)'
 
 -- name: attempts_at
 WITH RECURSIVE chain (attempt_id) AS (

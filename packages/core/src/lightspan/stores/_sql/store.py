@@ -85,6 +85,7 @@ class SQLStore(OpenedStore[D]):
         items: Sequence[T],
         *,
         check: Callable[[Sequence[T]], object] | None = None,
+        cost: int = 0,
     ) -> list[R]:
         """Write items in chunks, each in one short transaction, and return one result per item.
 
@@ -95,10 +96,12 @@ class SQLStore(OpenedStore[D]):
             check: raises the errors that `work` would raise. It is called with all items before the
                 first of several chunks, so that either all of them are written or none. None for no
                 check.
+            cost: cost of a single item; 0 for the cost that its size gives.
         """
         database = self._opened
+        self._check_writable()
         if len(items) == 1:
-            return await database.write(work, items, cost_of(items[0]))
+            return await database.write(work, items, cost or cost_of(items[0]))
         chunks = list(in_chunks(items))
         if check is not None and len(chunks) > 1:
             await self._read(check, items)
@@ -301,8 +304,8 @@ class SQLStore(OpenedStore[D]):
             part = min(_PRUNE_CHUNK, limit - total)
             # Deleting megabytes of spans would block the event loop, and heartbeats with it. The
             # high cost makes the writer's thread do it.
-            database = self._opened
-            [pruned] = await database.write(database.prune, [(older_than_s, part)], GROUP_COST)
+            work = self._opened.prune
+            [pruned] = await self._write(work, [(older_than_s, part)], cost=GROUP_COST)
             total += pruned
             if pruned < part:
                 break
