@@ -38,9 +38,7 @@ def prompts_of(folder: LiveRunFolder, state: views.RunState) -> views.Prompts:
     config = folder.read_config()
     failure_reward = config.get("failure_reward")
     found = {name: result_view(name, each) for name, each in read_searches(folder.path).items()}
-    running = read_running_searches(
-        folder.path, 0.0 if failure_reward is None else failure_reward
-    )
+    running = read_running_searches(folder.path, 0.0 if failure_reward is None else failure_reward)
     is_running = state in ("running", "silent")
     found |= {name: running_view(name, each, is_running) for name, each in running.items()}
     prompts = [

@@ -189,7 +189,7 @@ def place_of_run(run: Run) -> Place:
 
 def open_to_read(url: str) -> Store:
     """Return the store of a URL, which must exist, without opening it."""
-    return open_existing(url)
+    return open_existing(url, read_only=True)
 
 
 def run_folders(root: Path) -> list[Path]:

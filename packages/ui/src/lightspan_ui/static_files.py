@@ -12,6 +12,7 @@ from aiohttp import web
 
 from lightspan.errors import NotFoundError
 
+PREFIX: Final = "/static/"
 INDEX: Final = "index.html"
 """The page itself, which every address of a page answers."""
 _TYPES: Final = {
@@ -40,15 +41,14 @@ class StaticFiles:
         self._files = dict(_read(files("lightspan_ui") / "static", ""))
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer a file, or the page itself for addresses of pages, which have no file's ending.
+        """Answer a file below `/static/`, or else the page itself, which reads the address.
 
         Raises:
             NotFoundError: there is no such file.
         """
-        name = request.path.lstrip("/")
-        last = name.rpartition("/")[2]
-        is_file = name in self._files or any(last.endswith(ending) for ending in _TYPES)
-        file = self._files.get(name if is_file else INDEX)
+        is_file = request.path.startswith(PREFIX)
+        name = request.path.removeprefix(PREFIX) if is_file else INDEX
+        file = self._files.get(name)
         if file is None:
             raise NotFoundError(f"there is no file {name!r}")
         # `no-cache` asks every time whether the file is still the same
