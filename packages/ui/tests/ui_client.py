@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +23,7 @@ class Answer(NamedTuple):
     """An answer of the server."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
     def read(self, kind: type[T]) -> T:
@@ -63,7 +63,7 @@ class Client(NamedTuple):
             allow_redirects=False,
             skip_auto_headers=skipped,
         ) as response:
-            return Answer(response.status, dict(response.headers), await response.read())
+            return Answer(response.status, response.headers, await response.read())
 
     async def get(self, path: str, kind: type[T], **query: Any) -> T:
         """Read a part of the API."""
@@ -83,6 +83,6 @@ async def serving(*places: str | Path, write: bool = False) -> AsyncIterator[Cli
 async def eventually(condition: Any, timeout_s: float = 20.0) -> Any:
     """Return the first true result of an asynchronous condition."""
     async with asyncio.timeout(timeout_s):
-        while not (result := await condition()):
+        while not (result := await condition()):  # noqa: ASYNC110 - another process changes it
             await asyncio.sleep(0.05)
         return result
