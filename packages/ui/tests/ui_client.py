@@ -65,7 +65,7 @@ class Client(NamedTuple):
         ) as response:
             return Answer(response.status, response.headers, await response.read())
 
-    async def get(self, path: str, kind: type[T], **query: Any) -> T:
+    async def get(self, path: str, kind: type[T], /, **query: Any) -> T:
         """Read a part of the API."""
         words = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items())
         return (await self.send(f"{PREFIX}{path}?{words}")).read(kind)
