@@ -35,6 +35,9 @@ from lightspan_ui.runs import mean_of
 
 PORTION: Final = 128
 """Number of attempts whose spans are read at once in the background."""
+READ_AHEAD: Final = 5_000
+"""Number of the newest rollouts whose spans are read to list agents, users and tags. All are read
+once a filter needs them."""
 BINS: Final = 20
 """Number of bins of the histogram of rewards."""
 MAX_COUNTS: Final = 200
@@ -109,6 +112,7 @@ class Catalogue:
         self._is_outdated = False
         """Whether rollouts were pruned, which no cursor tells."""
         self._lock = asyncio.Lock()
+        self._limit: int | None = None
         self._reading: asyncio.Task[None] | None = None
         self._searches: dict[str, TextSearch] = {}
         self._search_lock = asyncio.Lock()
@@ -255,23 +259,37 @@ class Catalogue:
         if portions & (portions - 1) == 0:
             self.progress += 1
 
-    def read_all(self) -> None:
-        """Begin to read the spans of all attempts in the background, if that is not under way."""
+    def read_in_background(self, limit: int | None = None) -> None:
+        """Begin to read the spans of attempts, if that is not under way.
+
+        Args:
+            limit: number of the newest rollouts to read; None for all.
+        """
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read_all())
+            self._limit = limit
+            self._reading = asyncio.create_task(self._read_unread())
+        elif limit is None:
+            self._limit = None
 
     async def wait_read(self, timeout_s: float) -> None:
         """Wait for the reading in the background, at most for a time."""
         if self._reading is not None:
             await asyncio.wait([self._reading], timeout=timeout_s)
 
-    async def _read_all(self) -> None:
-        while unread := [e for e in self.newest if e.is_readable and e.facts is None]:
-            for number, start in enumerate(range(0, len(unread), PORTION), 1):
-                await self.read_facts(unread[start : start + PORTION])
+    async def _read_unread(self) -> None:
+        number = 0
+        while portion := self._unread():
+            for start in range(0, len(portion), PORTION):
+                await self.read_facts(portion[start : start + PORTION])
+                number += 1
                 self.note_progress(number)
                 await asyncio.sleep(0)
         self.note_progress()
+
+    def _unread(self) -> list[Entry]:
+        """Return rollouts to read next, the newest first, within the limit."""
+        entries = self.newest[: self._limit]
+        return [e for e in entries if e.is_readable and e.facts is None][: 64 * PORTION]
 
     # --- filters ------------------------------------------------------------------------------
     async def matching(self, filters: Filters) -> tuple[list[Entry], bool]:
@@ -318,7 +336,7 @@ class Catalogue:
     async def page(self, filters: Filters, options: PageOptions) -> views.RolloutPage:
         """Return a page of the rollouts that pass filters."""
         if filters.needs_spans or options.sort in SPAN_SORTS:
-            await self._begin_reading()
+            await self._begin_reading(None)
         entries, is_partial = await self.matching(filters)
         if options.sort != "newest":
             entries.sort(key=SORT_KEYS[options.sort])
@@ -335,8 +353,8 @@ class Catalogue:
             is_partial=is_partial,
         )
 
-    async def _begin_reading(self) -> None:
-        self.read_all()
+    async def _begin_reading(self, limit: int | None) -> None:
+        self.read_in_background(limit)
         await self.wait_read(FIRST_READING_S)
 
     async def rows(self, entries: Sequence[Entry]) -> list[views.RolloutRow]:
@@ -357,7 +375,7 @@ class Catalogue:
 
         The counts of a filter's values leave this filter out, so that another value can be chosen.
         """
-        await self._begin_reading()
+        await self._begin_reading(None if filters.needs_spans else READ_AHEAD)
         entries, _ = await self.matching(filters)
         others = {}
         for name, fields in FACETS.items():
@@ -369,7 +387,7 @@ class Catalogue:
     async def groups(self, filters: Filters, options: PageOptions) -> views.GroupPage:
         """Return a page of the groups of rollouts that pass filters."""
         if filters.needs_spans:
-            await self._begin_reading()
+            await self._begin_reading(None)
         entries, _ = await self.matching(filters)
         rows = group_rows(entries, options.sort)
         start = place_of(options.cursor, (row.name for row in rows))
