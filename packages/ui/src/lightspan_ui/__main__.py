@@ -1,4 +1,7 @@
-"""`python -m lightspan_ui PLACE …` is `lightspan ui PLACE …`."""
+"""`python -m lightspan_ui PLACE …` is `lightspan ui PLACE …`.
+
+With `--parent PID` it ends when its parent process ends, as `Trainer(ui=True)` wants it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from lightspan_ui.runs import error_text
 def main() -> int:
     """Serve the page and return the exit status."""
     parser = argparse.ArgumentParser(prog="lightspan")
-    command.add(parser.add_subparsers())
+    commands = parser.add_subparsers()
+    command.add(commands)
+    commands.choices["ui"].add_argument("--parent", type=int)
     options = parser.parse_args(["ui", *sys.argv[1:]])
     try:
         options.run(options)

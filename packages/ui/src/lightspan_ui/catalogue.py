@@ -110,7 +110,7 @@ class Catalogue:
         """The oldest rollout first, unless `_is_sorted` is False."""
         self._is_sorted = True
         self._is_outdated = False
-        """Whether rollouts were pruned, which no cursor tells."""
+        """Whether rollouts were pruned, which changes no cursor."""
         self._lock = asyncio.Lock()
         self._limit: int | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -295,7 +295,7 @@ class Catalogue:
     async def matching(self, filters: Filters) -> tuple[list[Entry], bool]:
         """Return the rollouts that pass filters, the newest first.
 
-        The second value tells whether a search for text was stopped by its deadline.
+        The second value is whether a search for text was stopped by its deadline.
         """
         tests = predicates(filters)
         is_partial = False

@@ -35,7 +35,6 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="the variable with the key in place of a random one; required for other hosts",
     )
-    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # by `Trainer(ui=)`
     parser.set_defaults(run=_run)
 
 
@@ -51,6 +50,6 @@ def _run(options: argparse.Namespace) -> None:
             write=options.write,
             opens=options.open,
             key_variable=options.key_env,
-            parent=options.parent,
+            parent=getattr(options, "parent", None),
         )
     )

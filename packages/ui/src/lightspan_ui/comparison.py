@@ -15,7 +15,7 @@ _ALWAYS_DIFFERENT = ("run_id",)
 
 
 def comparison(runs: Sequence[Run], summaries: Sequence[views.RunSummary]) -> views.Comparison:
-    """Return runs beside each other.
+    """Return the comparison of runs.
 
     Args:
         runs: the runs.
@@ -25,7 +25,7 @@ def comparison(runs: Sequence[Run], summaries: Sequence[views.RunSummary]) -> vi
     for run in runs:
         try:
             settings[run.name] = flat_settings(run.folder.read_config())
-        except LightspanError:  # its summary tells what is wrong
+        except LightspanError:  # its summary has the error
             settings[run.name] = {}
     return views.Comparison(
         runs=list(summaries),
@@ -74,7 +74,7 @@ def difference_of(first: Sequence[Evaluation], second: Sequence[Evaluation]) -> 
 
 
 def sentence(first: str, second: str, difference: Interval | None) -> str:
-    """Describe a difference in words, and whether it can be told from chance."""
+    """Describe a difference in words, and whether it is more than chance."""
     if difference is None:
         return f"{first} and {second} have no held-out task in common that both scored"
     if not difference.is_known:

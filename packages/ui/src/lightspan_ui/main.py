@@ -140,8 +140,8 @@ def describe(options: UiOptions, server: UiServer, token: str) -> Iterator[str]:
     """
     if not is_loopback(options.host):
         yield (
-            "the key and the data are not encrypted on this port: put a proxy with https in front "
-            "of it, or use an SSH tunnel"
+            "the key and the data are not encrypted on this port: on a network that others use, "
+            "stay on 127.0.0.1 and forward the port by ssh -L"
         )
     if options.key_variable is None:
         yield f"watch: {address(server, token)} (Ctrl-C stops)"

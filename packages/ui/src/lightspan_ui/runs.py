@@ -232,7 +232,7 @@ def silence_s(lines: Sequence[Line]) -> float:
 
 
 def started(config: Mapping[str, Any]) -> float | None:
-    """Return when a run began, which its id tells (`new_id`); None if it has no such id."""
+    """Return when a run began, by the time in its id (`new_id`); None if it has no such id."""
     match = _RUN_ID.fullmatch(str(config.get("run_id")))
     return None if match is None else int(match[1], 16) / 1e9
 

@@ -1,4 +1,4 @@
-"""Show searches for prompts, also while they run, and learned prompts beside their originals."""
+"""Show searches for prompts, also while they run, and learned prompts with their originals."""
 
 from __future__ import annotations
 

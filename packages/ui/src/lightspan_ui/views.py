@@ -192,11 +192,11 @@ class PairDifference(View, frozen=True, kw_only=True):
     difference: Estimate | None
     """Reward of `second` minus reward of `first`; None if they share no scored task."""
     sentence: str
-    """The result in words, such as whether the difference can be told from chance."""
+    """The result in words, such as whether the difference is more than chance."""
 
 
 class Comparison(View, frozen=True, kw_only=True):
-    """Runs beside each other."""
+    """Runs next to each other."""
 
     runs: list[RunSummary]
     settings: list[SettingDifference]
@@ -240,7 +240,7 @@ class RolloutRow(View, frozen=True, kw_only=True):
     agents: dict[str, int] = {}
     """Path of an agent → number of its model calls."""
     tokens: int | None = None
-    """Tokens sampled by the models; None if no call tells."""
+    """Tokens sampled by the models; None if no call has a count."""
     cost: float | None = None
     user: str = ""
     session: str = ""
@@ -617,7 +617,7 @@ class SearchView(View, frozen=True, kw_only=True):
 
 
 class PromptView(View, frozen=True, kw_only=True):
-    """A learned prompt beside its original text."""
+    """A learned prompt next to its original text."""
 
     name: str
     before: str

@@ -150,11 +150,11 @@ export interface PairDifference {
   second: string;
   /** Reward of `second` minus reward of `first`; null if they share no scored task. */
   difference: Estimate | null;
-  /** The result in words, such as whether the difference can be told from chance. */
+  /** The result in words, such as whether the difference is more than chance. */
   sentence: string;
 }
 
-/** Runs beside each other. */
+/** Runs next to each other. */
 export interface Comparison {
   runs: RunSummary[];
   settings: SettingDifference[];
@@ -196,7 +196,7 @@ export interface RolloutRow {
   answer: string;
   /** Path of an agent → number of its model calls. */
   agents: Record<string, number>;
-  /** Tokens sampled by the models; null if no call tells. */
+  /** Tokens sampled by the models; null if no call has a count. */
   tokens: number | null;
   cost: number | null;
   user: string;
@@ -541,7 +541,7 @@ export interface SearchView {
   texts: string;
 }
 
-/** A learned prompt beside its original text. */
+/** A learned prompt next to its original text. */
 export interface PromptView {
   name: string;
   before: string;
