@@ -50,14 +50,11 @@ def test_what_a_run_sampled_is_fine_tuned(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(make_run(tmp_path / "a run", steps=3))
-    export = asyncio.run(
-        export_of(
-            tmp_path / "a run", "/runs/a%20run", reward_min=0.5, agent="writer", status="lost"
-        )
-    )
+    place, query = tmp_path / "a run", {"reward_min": 0.5, "agent": "writer"}
+    export = asyncio.run(export_of(place, "/runs/a%20run", **query, status="lost"))
     assert (export.attempts, export.calls) == (0, 0)
     assert "has no such filter: status" in export.program
-    export = asyncio.run(export_of(tmp_path / "a run", "/runs/a%20run", **query))
+    export = asyncio.run(export_of(place, "/runs/a%20run", **query))
     assert (export.attempts, export.calls) == (3, 3)
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(export.command)[1:]) == 0
