@@ -210,8 +210,8 @@ MEASURES: dict[str, tuple[Measure, int]] = {
 }
 TARGETS = {
     ("memory", "model calls, batches of 100"): 10.0,
-    ("memory", "rollouts, one client one by one"): 3.0,
-    ("memory", "rollouts, 64 clients one by one"): 3.0,
+    ("memory", "rollouts, one client one by one"): 1.5,
+    ("memory", "rollouts, 64 clients one by one"): 1.5,
     ("memory", "rollouts, batches of 100"): 3.0,
     ("SQLite", "model calls, batches of 100"): 5.0,
     ("SQLite", "rollouts, one client one by one"): 1.0,

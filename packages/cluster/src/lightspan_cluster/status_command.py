@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> str:
     from lightspan_cluster.store_status import StoreStatus, read_status, status_lines
 
     async def read() -> StoreStatus:
-        async with open_existing(options.store) as store:
+        async with open_existing(options.store, read_only=True) as store:
             return await read_status(store, with_tokens=options.tokens)
 
     status = run_sync(read())

@@ -123,7 +123,7 @@ async def test_a_closed_store(path: Path) -> None:
     async with open_existing(path, read_only=True) as store:
         assert len((await store.summaries()).rows) == 3
         assert await store.search("ro") == []
-        with pytest.raises(StoreError, match=r"reading only.*without read_only"):
+        with pytest.raises(StoreError, match="opened for reading only"):
             await store.cancel(["ro-1"])
         assert _contents(path) == before
     assert _contents(path) == before
@@ -184,6 +184,25 @@ async def test_beside_a_writer_of_this_process(path: Path) -> None:
         assert "locked" in _run(_EXCLUSIVE, path)
         await store.cancel(["ro-9"])
     assert await _count(path) == 3
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+async def test_this_process_writes_what_it_also_reads(
+    path: Path, start_writer: Callable[[], _Writer], is_alive: bool
+) -> None:
+    """A page reads a store in use, and rates an attempt in it."""
+    writer = start_writer()
+    writer.enqueue(3)
+    if not is_alive:
+        writer.die()
+    async with open_existing(path, read_only=True) as reader:
+        for total in (4, 5):
+            assert (await reader.count())[RolloutStatus.QUEUED] == total - 1
+            async with SQLiteStore(path) as store:
+                await store.enqueue([make_rollout(f"ro-{total}")])
+                assert (await reader.count())[RolloutStatus.QUEUED] == total
+            assert (await reader.count())[RolloutStatus.QUEUED] == total
+    assert await _count(path) == 5
 
 
 _EXCLUSIVE = """

@@ -14,7 +14,7 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.schema.records import AttemptRef, Peer, Rollout
-from lightspan.schema.reward import Reward, reward_of
+from lightspan.schema.reward import reward_of
 from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME, REWARD_CALL_ID, is_feedback
 from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -37,13 +37,6 @@ class PackedRollout(NamedTuple):
         return len(self.body)
 
 
-class Feedback(NamedTuple):
-    """A reward that arrives after its attempt, for the attempt or for one of its calls."""
-
-    reward: Reward
-    is_of_call: bool
-
-
 class PackedSpan(NamedTuple):
     attempt_id: str
     epoch: int
@@ -52,8 +45,10 @@ class PackedSpan(NamedTuple):
     late: bool
     """Whether the span was already marked late, in the store from which it is copied."""
     body: bytes
-    feedback: Feedback | None = None
-    """The feedback that the span records; None for any other span."""
+    feedback: tuple[str, str] | None = None
+    """Key and value in `call_outcomes` of the feedback that the span records; None for any other
+    span. The key of feedback on the attempt is before that of feedback on a call, which it
+    overrides."""
 
     @property
     def size(self) -> int:
@@ -115,8 +110,9 @@ def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
     packed = PackedSpan(attempt.attempt_id, attempt.epoch, span.span_id, call_id, span.late, body)
     if not is_feedback(span):
         return packed
-    feedback = Feedback(reward_of(span.attributes), REWARD_CALL_ID in span.attributes)
-    return packed._replace(feedback=feedback)
+    key = "(feedback, of a call)" if REWARD_CALL_ID in span.attributes else "(feedback)"
+    reward = msgspec.json.encode(reward_of(span.attributes)).decode()
+    return packed._replace(feedback=(key, reward))
 
 
 def pack_call(call: StoredCall) -> PackedCall:

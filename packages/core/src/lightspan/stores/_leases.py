@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,7 +23,10 @@ from lightspan.errors import ConflictError
 from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
 from lightspan.stores._encoding import unpack_rollout
 from lightspan.stores._idempotency import check_id, derived_id
-from lightspan.stores._state_machine import Ledger, Progress, Tables, started
+from lightspan.stores._state_machine import Ledger, Progress, started
+
+if TYPE_CHECKING:
+    from lightspan.stores._sql.tables import WriteTables as Tables
 from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_lease
 
 ALONE: Final = "alone"

@@ -69,10 +69,7 @@ class OpenedStore(Store, Generic[H]):
 
     def _check_writable(self) -> None:
         if self.read_only:
-            raise StoreError(
-                f"store {self._name} was opened for reading only: to change it, open it without "
-                "read_only"
-            )
+            raise StoreError(f"store {self._name} was opened for reading only (read_only=True)")
 
     @property
     def _opened(self) -> H:

@@ -1,4 +1,4 @@
-"""Change the status of rollouts and attempts, over the few table operations that a store offers.
+"""Change the status of rollouts and attempts, over the operations of `_sql.tables`.
 
 All stores use this module. `schema.records` lists the legal moves; `_leases` grants and ends
 leases.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -41,6 +41,9 @@ from lightspan.schema.records import (
     rollout_status_after,
 )
 from lightspan.stores._encoding import PackedRollout
+
+if TYPE_CHECKING:
+    from lightspan.stores._sql.tables import SQLTables as Lookup, WriteTables as Tables
 
 MAX_UNCOUNTED_LOSSES: Final = 5
 """Maximum number of lost attempts of a rollout that use up no try."""
@@ -66,48 +69,6 @@ class Progress(msgspec.Struct, frozen=True):
     finished_at: float | None = None
     alone: bool = False
     """Whether the rollout is queued and must run alone in its process."""
-
-
-class Lookup(Protocol):
-    """The queries that check a batch before it is written."""
-
-    def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the packed rollouts by id, without unknown ids."""
-
-    def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
-        """Return the attempts by id, without unknown ids."""
-
-
-class Tables(Lookup, Protocol):
-    """The table operations that change the status of rollouts and attempts, in one transaction."""
-
-    def next_change(self) -> int:
-        """Return the number of the next status change, for the cursor of `Store.watch`."""
-
-    def insert_rollouts(self, rows: Sequence[tuple[PackedRollout, Progress]]) -> None: ...
-
-    def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
-        """Return the progress of rollouts by id, without unknown ids."""
-
-    def update_rollouts(self, rows: Sequence[Progress]) -> None: ...
-
-    def dequeue(
-        self, limit: int, run_id: str | None, *, is_idle: bool
-    ) -> list[tuple[Progress, Rollout]]:
-        """Return the oldest queued rollouts, at most `limit`. The caller must start all of them.
-
-        Args:
-            run_id: the run of the rollouts; None for any run.
-            is_idle: whether the runner runs no attempt. If so, and if a rollout that must run alone
-                is queued, only that rollout is returned.
-        """
-
-    def insert_attempts(self, rows: Sequence[Attempt]) -> None: ...
-
-    def update_attempts(self, rows: Sequence[Attempt]) -> None: ...
-
-    def expired(self, now: float, limit: int) -> list[Attempt]:
-        """Return running attempts whose lease ended by `now` (store time), earliest end first."""
 
 
 def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -40,11 +41,10 @@ from lightspan_testing.store_suite.base import (
 
 
 def make_feedback(
-    attempt: Attempt, number: int, value: float, *, call: str | None = None, **attributes: Any
+    attempt: Attempt, number: int, value: float, attributes: Mapping[str, Any] = {}
 ) -> Span:
-    """Build a span of feedback on the attempt; on the call `call` unless it is None."""
-    of_call = {} if call is None else {REWARD_CALL_ID: call}
-    fields = {FEEDBACK: True, REWARD_VALUE: value, **of_call, **attributes}
+    """Build a span of feedback on the attempt, with further attributes."""
+    fields = {FEEDBACK: True, REWARD_VALUE: value, **attributes}
     return make_span(attempt, 0xFEED_0000 + number, kind=SpanKind.REWARD, attributes=fields)
 
 
@@ -178,9 +178,9 @@ class ReadTests(StoreTests):
         await asyncio.sleep(0)
         rated = attempts[1]
         spans = [
-            make_feedback(rated, 1, 0.25, call="call-1"),
-            make_feedback(rated, 2, 0.5, **{REWARD_DIMENSION + "style": 0.75}),
-            make_feedback(rated, 3, 0.0, call="call-2"),
+            make_feedback(rated, 1, 0.25, {REWARD_CALL_ID: "call-1"}),
+            make_feedback(rated, 2, 0.5, {REWARD_DIMENSION + "style": 0.75}),
+            make_feedback(rated, 3, 0.0, {REWARD_CALL_ID: "call-2"}),
         ]
         expected = [Reward(0.25), Reward(0.5, {"style": 0.75}), Reward(0.5, {"style": 0.75})]
         cursor = before.cursor

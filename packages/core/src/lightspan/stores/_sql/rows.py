@@ -22,7 +22,6 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.reward import Reward
 from lightspan.stores._encoding import (
-    Feedback,
     PackedCall,
     PackedRollout,
     PackedSpan,
@@ -68,15 +67,6 @@ def span_row(attempt: AttemptKey, span: PackedSpan) -> tuple[int, str, str, bool
     return attempt.position, span.span_id, span.call_id, late, span.body
 
 
-def feedback_row(feedback: Feedback) -> tuple[str, str]:
-    """Return the key in `call_outcomes` and the value of an attempt's feedback.
-
-    The query `summaries` reads the key that is first in the order of texts.
-    """
-    key = "(feedback, of a call)" if feedback.is_of_call else "(feedback)"
-    return key, msgspec.json.encode(feedback.reward).decode()
-
-
 def record_rows(attempt: AttemptKey, call: PackedCall) -> list[tuple[Any, ...]]:
     late = attempt.is_late(call.span.epoch)
     return [
@@ -114,31 +104,19 @@ def read_state(row: Sequence[Any]) -> RolloutState:
 
 
 def read_summary(row: Sequence[Any], read_text: Callable[[Any], str]) -> RolloutSummary:
-    body, rollout_id, run_id, mode, step, status, *rest = row
-    created_at, position, change, attempt_id, *rest = rest
-    runner_id, outcome, message, reward, feedback, started_at, ended_at, capture_errors = rest
-    ids = _ids_decoder.decode(body)
-    return RolloutSummary(
-        rollout_id=rollout_id,
-        run_id=run_id,
-        group_id=ids.group_id,
-        task_id=ids.task_id,
-        mode=_modes[mode],
-        step=step,
-        status=_statuses[status],
-        created_at=created_at,
-        position=position,
-        change=change,
-        attempt_id=attempt_id,
-        runner_id=runner_id or "",
-        outcome=_outcomes.get(outcome),
-        message=read_text(message) if message else "",
-        reward=None if reward is None else _reward_decoder.decode(reward),
-        feedback=None if feedback is None else msgspec.json.decode(feedback, type=Reward),
-        started_at=started_at,
-        ended_at=ended_at,
-        capture_errors=len(_text_list_decoder.decode(capture_errors)) if capture_errors else 0,
-    )
+    fields = dict(zip(_summary_columns, row, strict=True))
+    ids = _ids_decoder.decode(fields.pop("body"))
+    reward, feedback, errors = fields["reward"], fields["feedback"], fields["capture_errors"]
+    fields["group_id"], fields["task_id"] = ids.group_id, ids.task_id
+    fields["mode"] = _modes[fields["mode"]]
+    fields["status"] = _statuses[fields["status"]]
+    fields["runner_id"] = fields["runner_id"] or ""
+    fields["outcome"] = _outcomes.get(fields["outcome"])
+    fields["message"] = read_text(fields["message"]) if fields["message"] else ""
+    fields["reward"] = None if reward is None else _reward_decoder.decode(reward)
+    fields["feedback"] = None if feedback is None else msgspec.json.decode(feedback, type=Reward)
+    fields["capture_errors"] = len(_text_list_decoder.decode(errors)) if errors else 0
+    return RolloutSummary(**fields)
 
 
 class _Ids(msgspec.Struct):
@@ -149,6 +127,11 @@ class _Ids(msgspec.Struct):
 
 
 _ids_decoder = msgspec.msgpack.Decoder(_Ids)
+_summary_columns: Final = (
+    *("body", "rollout_id", "run_id", "mode", "step", "status", "created_at", "position", "change"),
+    *("attempt_id", "runner_id", "outcome", "message", "reward", "feedback", "started_at"),
+    *("ended_at", "capture_errors"),
+)
 # A look-up in these costs a tenth of a call of the enum, which counts for 100,000 rows.
 _modes: Final = {str(each): each for each in Mode}
 _statuses: Final = {str(each): each for each in RolloutStatus}

@@ -248,8 +248,7 @@ class SQLStore(OpenedStore[D]):
         texts = _encoding.search_texts(text)
         reader = self._opened.reader
         place = _LAST if before is None else await self._read(reader.place_of, before)
-        ids: list[str] = []
-        size = _SEARCHED[0]
+        ids, size = list[str](), _SEARCHED[0]
         while place and len(ids) < limit:
             found, place = await self._read(reader.search, texts, run_id, place, size)
             ids += found
@@ -260,36 +259,41 @@ class SQLStore(OpenedStore[D]):
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
         _validation.check_integer("cursor", cursor)
-        _validation.check_timeout(timeout_s)
-        if timeout_s > 0:
-            self._listen()
-        deadline = clock.monotonic() + timeout_s
-        interval, max_interval = self._poll_intervals_s
-        with self._signal.waiter() as waiter:
-            while True:
-                changes = await self._read(self._opened.reader.changes, cursor, run_id)
-                remaining = deadline - clock.monotonic()
-                if changes.rollouts or remaining <= 0:
-                    return changes
-                await waiter.wait(min(remaining, interval))
-                interval = min(1.5 * interval, max_interval)
+        return await self._poll(
+            lambda: self._opened.reader.changes(cursor, run_id), timeout_s, self._poll_intervals_s
+        )
 
     async def await_work(
         self, run_ids: Sequence[str] | None = None, *, timeout_s: float = 0.0
     ) -> bool:
+        def read() -> set[str]:
+            queued = self._opened.reader.queued_runs()
+            return queued if run_ids is None else queued.intersection(run_ids)
+
+        return bool(await self._poll(read, timeout_s, _WORK_POLL_INTERVALS_S))
+
+    async def _poll(
+        self, query: Callable[[], R], timeout_s: float, intervals_s: tuple[float, float]
+    ) -> R:
+        """Repeat a query until its result is not empty or the timeout is over; return the result.
+
+        Args:
+            query: query of the reader.
+            timeout_s: maximum seconds to wait.
+            intervals_s: shortest and longest time between two queries, in seconds. A change by this
+                process ends a pause at once.
+        """
         _validation.check_timeout(timeout_s)
         if timeout_s > 0:
             self._listen()
         deadline = clock.monotonic() + timeout_s
-        interval, max_interval = _WORK_POLL_INTERVALS_S
+        interval, max_interval = intervals_s
         with self._signal.waiter() as waiter:
             while True:
-                queued = await self._read(self._opened.reader.queued_runs)
-                if queued if run_ids is None else queued.intersection(run_ids):
-                    return True
+                result = await self._read(query)
                 remaining = deadline - clock.monotonic()
-                if remaining <= 0:
-                    return False
+                if getattr(result, "rollouts", result) or remaining <= 0:
+                    return result
                 # Without jitter all waiting runners would query the store at the same moment.
                 await waiter.wait(min(remaining, random.uniform(0.5, 1.0) * interval))
                 interval = min(1.5 * interval, max_interval)

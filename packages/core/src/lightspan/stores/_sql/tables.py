@@ -115,15 +115,25 @@ class SQLTables(ABC):
         return codec.read_attempt(row, self._read_text)
 
     def bodies(self, rollout_ids: Sequence[str]) -> dict[str, bytes]:
+        """Return the packed rollouts by id, without unknown ids."""
         return dict(self._execute_for("bodies", rollout_ids))
 
     def attempts_by_id(self, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
+        """Return the attempts by id, without unknown ids."""
         rows = self._execute_for("attempts_by_id", attempt_ids)
         return {row[0]: self._read_attempt(row) for row in rows}
 
     def dequeue(
         self, limit: int, run_id: str | None, *, is_idle: bool
     ) -> list[tuple[Progress, Rollout]]:
+        """Return the oldest queued rollouts, at most `limit`. The caller must start all of them.
+
+        Args:
+            limit: maximum number of rollouts.
+            run_id: the run of the rollouts; None for any run.
+            is_idle: whether the runner runs no attempt. If so, and if a rollout that must run alone
+                is queued, only that rollout is returned.
+        """
         if limit <= 0:
             return []
         if run_id is None:  # most stores have one run, whose own query does less
@@ -136,7 +146,7 @@ class SQLTables(ABC):
         return [(codec.read_progress(row[:-1]), _encoding.unpack_rollout(row[-1])) for row in rows]
 
 
-class WriteTables(SQLTables, _state_machine.Tables):
+class WriteTables(SQLTables):
     """The tables that a writer changes, inside a transaction that the caller begins and commits."""
 
     moved = False
@@ -184,7 +194,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
         for (place, span_id, *_), item in zip(rows, items, strict=True):
             if item.feedback and not self._execute("span_is_late", place, span_id):
-                self._execute("put_outcome", place, *codec.feedback_row(item.feedback))
+                self._execute("put_outcome", place, *item.feedback)
                 _state_machine.touch(self, [item.attempt_id])
         if self._insert("insert_spans", rows) == len(rows):
             return [bool(late) for _, _, _, late, _ in rows]
@@ -287,8 +297,9 @@ class WriteTables(SQLTables, _state_machine.Tables):
             self._execute(name, positions)
         return len(ended)
 
-    # --- _state_machine.Tables ------------------------------------------------------------
+    # --- changes of status ----------------------------------------------------------------
     def next_change(self) -> int:
+        """Return the number of the next status change, for the cursor of `Store.watch`."""
         ends = self._current_ends()
         ends.change += 1
         self.moved = True
@@ -302,6 +313,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self._insert("insert_bodies", [(n, new.body) for n, (new, _) in numbered])
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
+        """Return the progress of rollouts by id, without unknown ids."""
         return {
             row[0]: codec.read_progress(row) for row in self._execute_for("progress", rollout_ids)
         }
@@ -320,6 +332,7 @@ class WriteTables(SQLTables, _state_machine.Tables):
         self._update("update_attempts", changes)
 
     def expired(self, now: float, limit: int) -> list[Attempt]:
+        """Return running attempts whose lease ended by `now` (store time), earliest end first."""
         return [self._read_attempt(row) for row in self._execute("expired", now, limit)]
 
 
@@ -425,8 +438,8 @@ class ReadTables(SQLTables):
         if not rollouts:
             return [], 0
         first, last = rollouts[-1] << _ROLLOUT, min(before, (rollouts[0] + 1) << _ROLLOUT)
-        values = {"first": first, "last": last}
-        values["rollouts"] = None if run_id is None else self._list(rollouts)
+        members = None if run_id is None else self._list(rollouts)
+        values: dict[str, Any] = {"first": first, "last": last, "rollouts": members}
         values |= {"text": texts[0], "json": texts[1]}
         places = [place for (place,) in self._run(self._queries()["search"], values)]
         owners = self._list([place >> _ROLLOUT for place in places])

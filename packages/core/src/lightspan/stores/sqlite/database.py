@@ -18,11 +18,13 @@ again can take 5 ms.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
+from weakref import WeakSet
 
 from lightspan.errors import StoreClosedError, StoreError
 from lightspan.stores._sql.connections import OpenDatabase
@@ -60,6 +62,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         self._path = path
         self._timings = timings
         self._on_move = on_move
+        SQLiteReader.let_write(path)
         self._db = file.connect(path, timings.busy_timeout_s, power_loss=power_loss)
         try:
             self._reader_db = file.connect(path, timings.busy_timeout_s, read_only=True)
@@ -201,32 +204,60 @@ class SQLiteReader(OpenDatabase):
     them. This connection does not notice that, so it is made anew when those files have changed.
     """
 
+    _all: ClassVar[WeakSet[SQLiteReader]] = WeakSet()
+    _written: ClassVar[set[Path]] = set()
+    """Files that this process has opened for writing."""
+
     def __init__(self, path: Path, clock: Callable[[], float], timings: StoreTimings) -> None:
-        self._path = path
+        self._path = path.resolve()
         self._timings = timings
-        self._files = file.files_of(path)
-        self._db = file.connect_to_read(path, self._files, timings.busy_timeout_s)
+        self._lock = threading.Lock()
+        """Guards the connection."""
+        with self._lock:
+            self._all.add(self)
+            self._files = file.files_of(path)
+            self._db = self._connect()
         self._tables = SQLiteReadTables(self._db, clock)
         unused = SQLiteWriteTables(self._db, clock)  # `SQLStore` refuses to write
         super().__init__(unused, unused, self._tables)
+
+    @classmethod
+    def let_write(cls, path: Path) -> None:
+        """Prepare for this process's own connections that write to a file.
+
+        They would share the readers' read-only map of the log's index, so these are closed.
+        """
+        cls._written.add(path.resolve())
+        for reader in list(cls._all):
+            if reader._path == path.resolve():
+                with reader._lock:
+                    if hasattr(reader, "_db"):  # else it failed to connect
+                        file.close_reader(reader._db, reader._path, reader._files)
+                        reader._files = file.NO_FILES
+
+    def _connect(self) -> sqlite3.Connection:
+        timeout_s, is_written = self._timings.busy_timeout_s, self._path in self._written
+        return file.connect_to_read(self._path, self._files, timeout_s, is_written=is_written)
 
     def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
         raise StoreError(f"store {self._path} was opened for reading only")
 
     def _query(self, query: Callable[[], R]) -> R:
-        while True:
-            if (files := file.files_of(self._path)) != self._files:
-                file.close_reader(self._db, self._path, self._files)
-                self._files = files
-                self._db = file.connect_to_read(self._path, files, self._timings.busy_timeout_s)
-                self._tables.use(self._db)
-            result = _explained(query, self._path, self._timings)
-            # Without a lock, a query may have read pages that a new writer was changing.
-            if file.files_of(self._path) == self._files:
-                return result
+        with self._lock:
+            while True:
+                if (files := file.files_of(self._path)) != self._files:
+                    file.close_reader(self._db, self._path, self._files)
+                    self._files = files
+                    self._db = self._connect()
+                    self._tables.use(self._db)
+                result = _explained(query, self._path, self._timings)
+                # Without a lock, a query may have read pages that a new writer was changing.
+                if file.files_of(self._path) == self._files:
+                    return result
 
     def stop(self) -> None:
         self._read_thread.shutdown()
+        self._all.discard(self)
         file.close_reader(self._db, self._path, self._files)
 
 

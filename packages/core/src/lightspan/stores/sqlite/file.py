@@ -74,6 +74,14 @@ def connect(
         raise explain(error, path) from error
 
 
+def connect_to_memory() -> sqlite3.Connection:
+    """Return a connection to a new, empty store in this process's memory."""
+    db = _connect(":memory:")
+    for statement in schema():
+        db.execute(statement)
+    return db
+
+
 class Files(NamedTuple):
     """What identifies the files of a store, to notice that another process has replaced them."""
 
@@ -83,6 +91,9 @@ class Files(NamedTuple):
     """Inode of the write-ahead log; None if there is none or it is empty."""
     changed_ns: int
     """Time of the last change of the file; 0 if there is a log, by which changes are noticed."""
+
+
+NO_FILES: Final = Files(0, 0, None, 0)
 
 
 def files_of(path: Path) -> Files:
@@ -106,13 +117,16 @@ def _log_of(path: Path) -> os.stat_result | None:
     return None
 
 
-def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.Connection:
+def connect_to_read(
+    path: Path, files: Files, busy_timeout_s: float, *, is_written: bool
+) -> sqlite3.Connection:
     """Return a connection to the store at `path` that changes nothing in its folder.
 
     Args:
         path: file of the store.
         files: what `files_of` returned.
         busy_timeout_s: seconds for which another process may hold the lock.
+        is_written: whether this process has other connections, which write.
 
     Raises:
         NotFoundError: the file is empty.
@@ -121,7 +135,7 @@ def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.
     """
     # SQLite cannot read a file in WAL mode without the files that a writer adds, and would create
     # them. If there are none, no process writes, so the file can be read without locks.
-    mode = "immutable=1" if files.log is None else "readonly_shm=1"
+    mode = "immutable=1" if files.log is None else f"readonly_shm={int(not is_written)}"
     try:
         db = _connect(f"{path.as_uri()}?mode=ro&{mode}", uri=True)
         try:
@@ -132,10 +146,7 @@ def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.
             raise
         return db
     except (sqlite3.Error, OSError) as error:
-        name = _error_name(error)
-        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-            raise StoreError(f"store {path}: {_UNREADABLE} ({name}: {error})") from error
-        raise explain(error, path) from error
+        raise explain(error, path, is_reader=True) from error
 
 
 def close_reader(db: sqlite3.Connection, path: Path, files: Files) -> None:
@@ -221,13 +232,20 @@ def checkpoint(db: sqlite3.Connection) -> None:
         db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def explain(error: Exception, path: Path) -> StoreError:
-    """Return the `StoreError` for a low-level error (`is_low_level`), with cause and remedy."""
+def explain(error: Exception, path: Path, *, is_reader: bool = False) -> StoreError:
+    """Return the `StoreError` for a low-level error (`is_low_level`), with cause and remedy.
+
+    Args:
+        error: the error.
+        path: the store's file.
+        is_reader: whether the store was opened for reading only.
+    """
     name = _error_name(error)
     if isinstance(error, UNREADABLE):
         return StoreFormatError(f"store {path}: {_DAMAGED} (a value cannot be read: {error})")
     for prefix, (kind, advice) in _ADVICE.items():
         if name.startswith(prefix):
+            advice = _UNREADABLE if is_reader and advice is _WRITABLE else advice
             return kind(f"store {path}: {advice} ({name}: {error})")
     return StoreError(f"store {path}: {error} ({name})")
 
