@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that stdout cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
-    if words and (extra := _missing_extra(words[0])):
+    # an extra of lightspan has the command, such as `train`, and is not installed
+    extra = extra_of("commands", words[0]) if words else None
+    if extra and words[0] not in installed_plugins("commands"):
         remedy = how_to_install(extra)
         print_line(f"lightspan: the command {words[0]!r} is not installed: {remedy}", sys.stderr)
         return 1
@@ -46,15 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `lightspan inspect … | head`
         sys.stderr.close()  # Python would report the failed flush at exit
     return 0
-
-
-def _missing_extra(command: str) -> str | None:
-    """Return the optional part (extra) of lightspan that has the subcommand `command`.
-
-    The extra `train` is installed as `lightspan[train]`. None if the command is installed or
-    unknown.
-    """
-    return None if command in installed_plugins("commands") else extra_of("commands", command)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -328,8 +328,6 @@ class _OpenRows:
 
 
 def _extends(node: _Node, prompt: bytes) -> bool:
-    if node.end > len(prompt):
-        return False
     return prompt[node.start : node.end] == node.source[node.start : node.end]
 
 
