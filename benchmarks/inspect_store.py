@@ -118,10 +118,9 @@ async def _record(store: Store, claims: Sequence[Claim]) -> None:
     await store.report(reports)
 
 
-async def _fill(store: Store, start: int, end: int) -> None:
-    """Record the rollouts with the numbers from `start` to before `end`."""
-    for first in range(start, end, BATCH):
-        numbers = range(first, min(first + BATCH, end))
+async def _fill(store: Store, total: int) -> None:
+    for start in range(0, total, BATCH):
+        numbers = range(start, min(start + BATCH, total))
         rollouts = [
             Rollout(
                 rollout_id=f"{RUN}-{n // STEP_SIZE:06d}-{n % STEP_SIZE:03d}",
@@ -138,12 +137,6 @@ async def _fill(store: Store, start: int, end: int) -> None:
         await _record(store, await store.claim("runner", len(rollouts), 3600.0, RUN))
 
 
-async def add_step(run: RunFolder, step: int) -> None:
-    """Record the rollouts of a further step of a run, without its line of metrics."""
-    async with open_store(run.store_url) as store:
-        await _fill(store, step * STEP_SIZE, (step + 1) * STEP_SIZE)
-
-
 def make_run(folder: Path, total: int) -> None:
     """Make a run folder with a store of `total` rollouts."""
     run = RunFolder(folder)
@@ -154,7 +147,7 @@ def make_run(folder: Path, total: int) -> None:
 
     async def fill() -> None:
         async with open_store(run.store_url) as store:
-            await _fill(store, 0, total)
+            await _fill(store, total)
 
     asyncio.run(fill())
     for step in range(-(-total // STEP_SIZE)):
