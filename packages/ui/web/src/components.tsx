@@ -209,19 +209,25 @@ export function TextField(props: {
   const apply = () => {
     if (text !== value) go(withQuery(address, { [props.name]: text, cursor: null }));
   };
+  const shared = {
+    value: text,
+    placeholder: props.placeholder ?? "",
+    onInput: (event: { currentTarget: HTMLInputElement }) => setText(event.currentTarget.value),
+    onBlur: apply,
+    onKeyDown: (event: KeyboardEvent) => {
+      if (event.key === "Enter") apply();
+    },
+  };
   return (
     <label class="field">
       <span>{props.label}</span>
-      <input
-        {...(props.type === "number" ? { type: "number", step: "any" } : { type: props.type ?? "text" })}
-        value={text}
-        placeholder={props.placeholder ?? ""}
-        onInput={(event) => setText(event.currentTarget.value)}
-        onBlur={apply}
-        onKeyDown={(event) => {
-          if (event.key === "Enter") apply();
-        }}
-      />
+      {props.type === "search" ? (
+        <input type="search" {...shared} />
+      ) : props.type === "number" ? (
+        <input type="number" step="any" {...shared} />
+      ) : (
+        <input type="text" {...shared} />
+      )}
     </label>
   );
 }

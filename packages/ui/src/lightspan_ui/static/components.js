@@ -129,12 +129,19 @@ export function TextField(props) {
         if (text !== value)
             go(withQuery(address, { [props.name]: text, cursor: null }));
     };
+    const shared = {
+        value: text,
+        placeholder: props.placeholder ?? "",
+        onInput: (event) => setText(event.currentTarget.value),
+        onBlur: apply,
+        onKeyDown: (event) => {
+            if (event.key === "Enter")
+                apply();
+        },
+    };
     return (h("label", { class: "field" },
         h("span", null, props.label),
-        h("input", { ...(props.type === "number" ? { type: "number", step: "any" } : { type: props.type ?? "text" }), value: text, placeholder: props.placeholder ?? "", onInput: (event) => setText(event.currentTarget.value), onBlur: apply, onKeyDown: (event) => {
-                if (event.key === "Enter")
-                    apply();
-            } })));
+        props.type === "search" ? (h("input", { type: "search", ...shared })) : props.type === "number" ? (h("input", { type: "number", step: "any", ...shared })) : (h("input", { type: "text", ...shared }))));
 }
 /** Show where a page of a table is, and lead to the first and the next. */
 export function Pager(props) {
