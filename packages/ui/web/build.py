@@ -35,7 +35,9 @@ def main(arguments: list[str]) -> None:
     run(sys.executable, "make_types.py", *arguments)
     run(str(NODE / "node"), str(NPM), "run", "build")
     if is_check:
-        run("git", "diff", "--exit-code", "--stat", "--", str(STATIC))
+        changed = subprocess.check_output(["git", "status", "--porcelain", "--", STATIC], text=True)
+        if changed:
+            sys.exit(f"compiled files differ from those of the last commit:\n{changed}")
 
 
 if __name__ == "__main__":
