@@ -11,8 +11,8 @@ import { path, useAddress } from "../router.js";
 
 const CURVES: readonly (readonly [string, string])[] = [
   ["reward", "Training reward"],
-  ["entropy", "Entropy"],
-  ["approx_kl", "KL divergence of an update"],
+  ["learner/entropy", "Entropy, nats per token"],
+  ["learner/approx_kl", "KL divergence of an update, nats per token"],
   ["seconds", "Seconds per step"],
 ];
 const MAX_RUNS = 8;

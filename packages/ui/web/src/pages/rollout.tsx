@@ -58,7 +58,7 @@ function Summary(props: { place: Place; detail: RolloutDetail }) {
         <span class="row">
           <span class="big">{row.reward === null ? "unscored" : fixed(row.reward, 3)}</span>
           <Badge name={row.status} />
-          {row.outcome && <span class="muted">{visible(row.outcome)}</span>}
+          {row.outcome && row.outcome !== "ok" && <span class="muted">{visible(row.outcome)}</span>}
           {detail.rank !== null && (
             <a href={path([...place, "groups", row.group || row.task_id], { step: row.step })}>
               {detail.rank} of {detail.group_size} in its group
@@ -72,7 +72,7 @@ function Summary(props: { place: Place; detail: RolloutDetail }) {
           {row.cost !== null && ` · cost ${num(row.cost)}`}
         </span>
       </div>
-      {detail.source && <p class="small muted">reward from {visible(detail.source)}</p>}
+      {detail.source && <p class="small muted">source of the reward: {visible(detail.source)}</p>}
       {row.message && (
         <pre class="box bad" role="note">
           {visible(row.message)}

@@ -136,7 +136,7 @@ export function RowReward(props: { row: RolloutRow; low: number; high: number })
       <Reward value={row.reward} low={low} high={high} />
       <Dimensions of={row.dimensions} />
       {row.status !== "succeeded" && <Badge name={row.status} title={row.message} />}
-      {row.outcome && row.outcome !== "finished" && <span class="small muted"> {visible(row.outcome)}</span>}
+      {row.outcome && row.outcome !== "ok" && <span class="small muted"> {visible(row.outcome)}</span>}
       {row.damaged > 0 && <Badge name="damaged" />}
       {row.rated && <span class="small plus"> rated</span>}
     </Fragment>

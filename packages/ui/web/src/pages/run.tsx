@@ -4,6 +4,7 @@ import { Fragment, h } from "../vendor/preact.js";
 import { useState } from "../vendor/hooks.js";
 import type { AgentCoverage, EvaluationPoint, Metrics, RunDetail, RunSummary } from "../api.js";
 import { Chart } from "../charts.js";
+import type { Series } from "../charts.js";
 import { useApi } from "../client.js";
 import { Alerts, Badge, Gain, Heading, Problems, Scroller, Tile, Waiting, gainInWords } from "../components.js";
 import { ago, clock, duration, fixed, num, percent, plural, visible } from "../format.js";
@@ -21,7 +22,7 @@ export function RunTabs(props: { name: string; summary?: RunSummary | undefined 
   return (
     <nav class="tabs" aria-label="Pages of the run">
       {tabs.map(([label, segments]) => (
-        <a key={label} href={path(segments)} aria-current={pathname === path(segments) ? "page" : undefined}>
+        <a key={label} href={path(segments, label === "groups" ? { mode: "train" } : {})} aria-current={pathname === path(segments) ? "page" : undefined}>
           {label}
         </a>
       ))}
@@ -48,7 +49,7 @@ export function RunPage(props: { name: string }) {
           </p>
           <Alerts alerts={data.summary.alerts} />
           <Tiles detail={data} />
-          <Curves name={props.name} summary={data.summary} />
+          <Curves name={props.name} detail={data} />
           <Coverage detail={data} name={props.name} />
           <OtherMetrics name={props.name} names={data.metric_names} />
         </Fragment>
@@ -111,10 +112,12 @@ function evaluationNote(evaluation: EvaluationPoint): string {
   return parts.join(", ");
 }
 
-const CURVES: readonly (readonly [string, string])[] = [
-  ["entropy", "Entropy"],
-  ["approx_kl", "KL divergence of an update"],
-  ["seconds", "Seconds per step"],
+/** Charts below that of the reward: a label, and which metrics it shows under which name. */
+const CURVES: readonly (readonly [string, RegExp])[] = [
+  ["Mean reward of the rollouts in which an agent acted", /^agent\/(.+)\/reward$/],
+  ["Entropy, nats per token", /^learner\/(?:(.+)\/)?entropy$/],
+  ["KL divergence of an update, nats per token", /^learner\/(?:(.+)\/)?approx_kl$/],
+  ["Seconds per step", /^(seconds)$/],
 ];
 
 function useMetrics(name: string, names: readonly string[], kind = "train") {
@@ -122,41 +125,56 @@ function useMetrics(name: string, names: readonly string[], kind = "train") {
   return useApi<Metrics>(names.length ? `/runs/${encodeURIComponent(name)}/metrics?${query}` : null, `runs/${name}`);
 }
 
-function Curves(props: { name: string; summary: RunSummary }) {
-  const asked = useMetrics(props.name, ["reward", ...CURVES.map(([name]) => name)]);
-  const series = asked.data?.series ?? {};
-  const open = (step: number) => go(path(["runs", props.name, "rollouts"], { step: Math.round(step), mode: "train" }));
-  const splits = (["held-out", "selection"] as const).map((split, n) => ({
-    name: split,
-    color: n + 1,
-    hasDots: true,
-    points: props.summary.evaluations
-      .filter((each) => each.split === split && each.reward.mean !== null)
-      .map((each) => ({ x: each.step, y: each.reward.mean ?? 0, low: each.reward.low, high: each.reward.high })),
+function Curves(props: { name: string; detail: RunDetail }) {
+  const { summary, metric_names } = props.detail;
+  const charts = CURVES.map(([label, pattern]) => ({
+    label,
+    metrics: metric_names.flatMap((metric) => {
+      const match = pattern.exec(metric);
+      return match ? [[metric, match[1] ?? label] as const] : [];
+    }),
   }));
+  const asked = useMetrics(props.name, ["reward", ...charts.flatMap(({ metrics }) => metrics.map(([metric]) => metric))]);
+  const series = asked.data?.series ?? {};
+  const open = summary.has_rollouts
+    ? (step: number) => go(path(["runs", props.name, "rollouts"], { step: Math.round(step), mode: "train" }))
+    : undefined;
   return (
     <div class="grid two">
       <div class="panel wide">
         <Chart
-          label={`Mean ${props.summary.metric}`}
+          label={`Mean ${summary.metric}`}
           height={240}
           series={[
             { name: "training, ± 1.96 standard errors", color: 0, points: series["reward"] ?? [] },
-            ...splits.filter((split) => split.points.length),
+            ...evaluationSeries(summary),
           ]}
-          onPick={props.summary.has_rollouts ? open : undefined}
+          onPick={open}
         />
       </div>
-      {CURVES.map(([name, label]) => {
-        const points = series[name] ?? [];
-        return points.length ? (
-          <div class="panel" key={name}>
-            <Chart label={label} series={[{ name: label, color: 0, points }]} onPick={props.summary.has_rollouts ? open : undefined} />
+      {charts.map(({ label, metrics }) => {
+        const curves = metrics.map(([metric, name], color) => ({ name, color, points: series[metric] ?? [] }));
+        return curves.some((curve) => curve.points.length) ? (
+          <div class="panel" key={label}>
+            <Chart label={label} series={curves} onPick={open} />
           </div>
         ) : null;
       })}
     </div>
   );
+}
+
+function evaluationSeries(summary: RunSummary): Series[] {
+  return (["held-out", "selection"] as const)
+    .map((split, n) => ({
+      name: split,
+      color: n + 1,
+      hasDots: true,
+      points: summary.evaluations
+        .filter((each) => each.split === split && each.reward.mean !== null)
+        .map((each) => ({ x: each.step, y: each.reward.mean ?? 0, low: each.reward.low, high: each.reward.high })),
+    }))
+    .filter((split) => split.points.length);
 }
 
 function Coverage(props: { detail: RunDetail; name: string }) {

@@ -7,8 +7,8 @@ import { visible } from "../format.js";
 import { path, useAddress } from "../router.js";
 const CURVES = [
     ["reward", "Training reward"],
-    ["entropy", "Entropy"],
-    ["approx_kl", "KL divergence of an update"],
+    ["learner/entropy", "Entropy, nats per token"],
+    ["learner/approx_kl", "KL divergence of an update, nats per token"],
     ["seconds", "Seconds per step"],
 ];
 const MAX_RUNS = 8;

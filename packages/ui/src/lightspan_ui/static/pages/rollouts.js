@@ -88,7 +88,7 @@ export function RowReward(props) {
         h(Reward, { value: row.reward, low: low, high: high }),
         h(Dimensions, { of: row.dimensions }),
         row.status !== "succeeded" && h(Badge, { name: row.status, title: row.message }),
-        row.outcome && row.outcome !== "finished" && h("span", { class: "small muted" },
+        row.outcome && row.outcome !== "ok" && h("span", { class: "small muted" },
             " ",
             visible(row.outcome)),
         row.damaged > 0 && h(Badge, { name: "damaged" }),

@@ -16,7 +16,7 @@ export function RunTabs(props) {
     if (props.summary?.has_prompts)
         tabs.push(["prompts", ["runs", props.name, "prompts"]]);
     tabs.push(["settings", ["runs", props.name, "settings"]]);
-    return (h("nav", { class: "tabs", "aria-label": "Pages of the run" }, tabs.map(([label, segments]) => (h("a", { key: label, href: path(segments), "aria-current": pathname === path(segments) ? "page" : undefined }, label)))));
+    return (h("nav", { class: "tabs", "aria-label": "Pages of the run" }, tabs.map(([label, segments]) => (h("a", { key: label, href: path(segments, label === "groups" ? { mode: "train" } : {}), "aria-current": pathname === path(segments) ? "page" : undefined }, label)))));
 }
 export function RunPage(props) {
     const place = `runs/${props.name}`;
@@ -32,7 +32,7 @@ export function RunPage(props) {
                 data.summary.optimize && visible(`, trains ${data.summary.optimize}`)),
             h(Alerts, { alerts: data.summary.alerts }),
             h(Tiles, { detail: data }),
-            h(Curves, { name: props.name, summary: data.summary }),
+            h(Curves, { name: props.name, detail: data }),
             h(Coverage, { detail: data, name: props.name }),
             h(OtherMetrics, { name: props.name, names: data.metric_names }))) : (h(Waiting, { of: asked, what: "the run" }))));
 }
@@ -65,38 +65,54 @@ function evaluationNote(evaluation) {
         parts.push(`${evaluation.silent} without a call of the policy`);
     return parts.join(", ");
 }
+/** Charts below that of the reward: a label, and which metrics it shows under which name. */
 const CURVES = [
-    ["entropy", "Entropy"],
-    ["approx_kl", "KL divergence of an update"],
-    ["seconds", "Seconds per step"],
+    ["Mean reward of the rollouts in which an agent acted", /^agent\/(.+)\/reward$/],
+    ["Entropy, nats per token", /^learner\/(?:(.+)\/)?entropy$/],
+    ["KL divergence of an update, nats per token", /^learner\/(?:(.+)\/)?approx_kl$/],
+    ["Seconds per step", /^(seconds)$/],
 ];
 function useMetrics(name, names, kind = "train") {
     const query = `names=${names.map(encodeURIComponent).join(",")}&kind=${kind}&points=600`;
     return useApi(names.length ? `/runs/${encodeURIComponent(name)}/metrics?${query}` : null, `runs/${name}`);
 }
 function Curves(props) {
-    const asked = useMetrics(props.name, ["reward", ...CURVES.map(([name]) => name)]);
+    const { summary, metric_names } = props.detail;
+    const charts = CURVES.map(([label, pattern]) => ({
+        label,
+        metrics: metric_names.flatMap((metric) => {
+            const match = pattern.exec(metric);
+            return match ? [[metric, match[1] ?? label]] : [];
+        }),
+    }));
+    const asked = useMetrics(props.name, ["reward", ...charts.flatMap(({ metrics }) => metrics.map(([metric]) => metric))]);
     const series = asked.data?.series ?? {};
-    const open = (step) => go(path(["runs", props.name, "rollouts"], { step: Math.round(step), mode: "train" }));
-    const splits = ["held-out", "selection"].map((split, n) => ({
+    const open = summary.has_rollouts
+        ? (step) => go(path(["runs", props.name, "rollouts"], { step: Math.round(step), mode: "train" }))
+        : undefined;
+    return (h("div", { class: "grid two" },
+        h("div", { class: "panel wide" },
+            h(Chart, { label: `Mean ${summary.metric}`, height: 240, series: [
+                    { name: "training, ± 1.96 standard errors", color: 0, points: series["reward"] ?? [] },
+                    ...evaluationSeries(summary),
+                ], onPick: open })),
+        charts.map(({ label, metrics }) => {
+            const curves = metrics.map(([metric, name], color) => ({ name, color, points: series[metric] ?? [] }));
+            return curves.some((curve) => curve.points.length) ? (h("div", { class: "panel", key: label },
+                h(Chart, { label: label, series: curves, onPick: open }))) : null;
+        })));
+}
+function evaluationSeries(summary) {
+    return ["held-out", "selection"]
+        .map((split, n) => ({
         name: split,
         color: n + 1,
         hasDots: true,
-        points: props.summary.evaluations
+        points: summary.evaluations
             .filter((each) => each.split === split && each.reward.mean !== null)
             .map((each) => ({ x: each.step, y: each.reward.mean ?? 0, low: each.reward.low, high: each.reward.high })),
-    }));
-    return (h("div", { class: "grid two" },
-        h("div", { class: "panel wide" },
-            h(Chart, { label: `Mean ${props.summary.metric}`, height: 240, series: [
-                    { name: "training, ± 1.96 standard errors", color: 0, points: series["reward"] ?? [] },
-                    ...splits.filter((split) => split.points.length),
-                ], onPick: props.summary.has_rollouts ? open : undefined })),
-        CURVES.map(([name, label]) => {
-            const points = series[name] ?? [];
-            return points.length ? (h("div", { class: "panel", key: name },
-                h(Chart, { label: label, series: [{ name: label, color: 0, points }], onPick: props.summary.has_rollouts ? open : undefined }))) : null;
-        })));
+    }))
+        .filter((split) => split.points.length);
 }
 function Coverage(props) {
     const { agents, coverage_of, rollouts, pruned, overrides, scorers } = props.detail;
