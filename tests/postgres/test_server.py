@@ -61,6 +61,28 @@ async def test_a_reader_makes_no_store(cluster: Cluster, url: str) -> None:
         assert await reader.count() == {}
 
 
+async def test_a_session_for_reading_refuses_to_write(cluster: Cluster, url: str) -> None:
+    """The server refuses too, and a store of another version is not changed."""
+    reader = open_existing(url, read_only=True)
+    with pytest.raises(NotFoundError, match="nothing was recorded there"):
+        await reader.open()
+    async with open_store(url) as store:
+        await store.enqueue([make_rollout()])
+        async with open_existing(url, read_only=True) as reader:
+            cursor = (await reader.summaries()).cursor
+            with pytest.raises(StoreError, match="reading only"):
+                await reader.cancel(["ro-1"])
+            with pytest.raises(StoreError, match="read-only transaction"):
+                await reader._opened.read(lambda: reader._opened.reader._execute("drop_peer", "x"))
+            await store.cancel(["ro-1"])
+            [state] = (await reader.watch(cursor, timeout_s=10)).rollouts
+            assert state.status is RolloutStatus.CANCELLED
+    with cluster.connect() as db:
+        db.execute(f"UPDATE {schema_of(url)}.lightspan_versions SET version = version + 1")
+    with pytest.raises(StoreFormatError, match="newer lightspan"):
+        await open_existing(url, read_only=True).open()
+
+
 _OPEN = """
 import asyncio, sys
 from lightspan.stores import open_store

@@ -47,6 +47,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
         "import": "otel",
         "serve": "http",
+        "ui": "ui",
     },
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),

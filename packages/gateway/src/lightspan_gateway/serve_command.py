@@ -19,6 +19,7 @@ _ROLE_HELP: Final = {
     Role.ADMIN: "administrators, which may do everything",
     Role.TRAINER: "trainers, which enqueue rollouts and read their results",
     Role.RUNNER: "runners, which claim, record and report",
+    Role.READER: "readers, which look at runs and change nothing",
     Role.TRACER: "apps and collectors, which send OpenTelemetry traces and read nothing",
 }
 

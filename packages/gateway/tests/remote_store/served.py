@@ -18,7 +18,8 @@ T = TypeVar("T")
 ADMIN = "an-admin-key-0123456789"
 TRAINER = "a-trainer-key-0123456789"
 RUNNER = "a-runner-key-0123456789"
-KEYS = {Role.ADMIN: ADMIN, Role.TRAINER: TRAINER, Role.RUNNER: RUNNER}
+READER = "a-reader-key-0123456789"
+KEYS = {Role.ADMIN: ADMIN, Role.TRAINER: TRAINER, Role.RUNNER: RUNNER, Role.READER: READER}
 
 
 class Served:

@@ -22,7 +22,7 @@ from lightspan import __version__
 from lightspan.errors import ConfigError, StoreError, StoreUnreachableError, how_to_install
 from lightspan.schema.redaction import without_keys
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
-from lightspan.stores import open_store
+from lightspan.stores import open_existing, open_store
 from lightspan.stores.protocol import Store
 from lightspan.stores.sqlite import SQLiteStore
 from lightspan_gateway.limits import StoreServerLimits
@@ -31,10 +31,19 @@ from lightspan_gateway.remote_store.rpc import OPERATIONS
 from lightspan_gateway.store_server.api_keys import Keys, take_keys
 from lightspan_testing.store_suite import (
     LEASE_S,
+    make_call,
     make_production,
     make_rollout,
 )
-from packages.gateway.tests.remote_store.served import ADMIN, KEYS, RUNNER, TRAINER, Served, serving
+from packages.gateway.tests.remote_store.served import (
+    ADMIN,
+    KEYS,
+    READER,
+    RUNNER,
+    TRAINER,
+    Served,
+    serving,
+)
 
 TRACER = "a-tracer-key-0123456789"
 
@@ -186,6 +195,71 @@ def test_what_a_runner_may_do() -> None:
     assert all(Role.ADMIN in operation.roles for operation in OPERATIONS.values())
     beyond = [name for name, operation in OPERATIONS.items() if Role.TRAINER not in operation.roles]
     assert beyond == ["prune"]
+
+
+_READS = (
+    *("rollouts", "summaries", "search", "watch", "count", "attempts", "attempt", "spans"),
+    *("token_records", "get_resources", "policy_versions", "peers"),
+)
+
+
+def test_what_a_reader_may_do() -> None:
+    """A reader's key allows only reads, and none that tells whose a call token is."""
+    readers = {name for name, operation in OPERATIONS.items() if Role.READER in operation.roles}
+    assert readers == set(_READS)
+    reads = {name for name, operation in OPERATIONS.items() if operation.only_reads}
+    assert reads == readers | {"await_work", "claim_of_token"}
+
+
+async def test_a_reader_sees_everything_but_call_tokens(served: Served, open_as: Any) -> None:
+    async with open_as(TRAINER) as trainer, open_as(READER) as reader:
+        await trainer.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
+        await trainer.start([make_production("ro-served", token="at-ro-served.secret")])
+        claims = await trainer.claim("runner-1", 2, LEASE_S)
+        call = make_call(claims[0].attempt)
+        await trainer.add_calls([call])
+        resources = await trainer.put_resources({})
+        ids = [claim.attempt.attempt_id for claim in claims]
+        arguments: dict[str, dict[str, Any]] = {
+            "search": {"text": "call-1"},
+            "attempts": {"rollout_ids": ["ro-1", "ro-2", "ro-served"]},
+            "attempt": {"attempt_id": ids[0]},
+            "spans": {"attempt_ids": ids},
+            "token_records": {"attempt_ids": ids},
+            "get_resources": {"resources_id": resources},
+            "policy_versions": {"policy": "sql"},
+        }
+        tokens = [claim.attempt.call_token for claim in claims]
+        for name in _READS:
+            path, body = f"/store/v1/{name}", packed(**arguments.get(name, {}))
+            answer = await asyncio.to_thread(ask, served.url, path, body, READER)
+            assert answer.status == 200
+            for token in (*tokens, "at-ro-served.secret"):
+                assert token.encode() not in answer.body
+        assert (await reader.spans(ids))[ids[0]] == [call.span]
+        assert len(await reader.attempts(["ro-1", "ro-2", "ro-served"])) == 3
+        assert {row.rollout_id for row in (await reader.summaries()).rows} == {
+            *("ro-1", "ro-2", "ro-served")
+        }
+        for name in OPERATIONS.keys() - set(_READS):
+            answer = await asyncio.to_thread(ask, served.url, f"/store/v1/{name}", b"", READER)
+            assert answer.status == 403
+            assert f"a reader's key may not call {name}" in answer.message
+
+
+async def test_a_reader_cannot_store_traces(served: Served) -> None:
+    answer = await asyncio.to_thread(ask, served.url, "/v1/traces", b"", READER)
+    assert answer.status in (403, 404)  # 404 without the plugin that takes traces
+
+
+async def test_a_served_store_opened_for_reading(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_STORE_KEY", TRAINER)
+    async with open_existing(served.url, read_only=True) as store:
+        assert await store.count() == {}
+        with pytest.raises(StoreError, match="reading only"):
+            await store.enqueue([make_rollout()])
 
 
 async def test_who_may_have_the_store_forget(open_as: Any) -> None:

@@ -27,7 +27,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """An answer, or a part of one."""
 
 
-class Estimate(View, kw_only=True):
+class Estimate(View, frozen=True, kw_only=True):
     """A mean with its 95 % confidence interval."""
 
     mean: float | None
@@ -38,7 +38,7 @@ class Estimate(View, kw_only=True):
     """Number of values, or of clusters of correlated values."""
 
 
-class EvaluationPoint(View, kw_only=True):
+class EvaluationPoint(View, frozen=True, kw_only=True):
     """An evaluation of a run: the estimate of its mean reward at a step."""
 
     step: int
@@ -50,7 +50,7 @@ class EvaluationPoint(View, kw_only=True):
     """Number of rollouts that asked the policy nothing."""
 
 
-class AlertView(View, kw_only=True):
+class AlertView(View, frozen=True, kw_only=True):
     """A warning about a run, with the setting to change in its text."""
 
     name: str
@@ -60,7 +60,7 @@ class AlertView(View, kw_only=True):
     """Page of the documentation that explains it."""
 
 
-class RunSummary(View, kw_only=True):
+class RunSummary(View, frozen=True, kw_only=True):
     """A run in the list of runs."""
 
     name: str
@@ -96,7 +96,7 @@ class RunSummary(View, kw_only=True):
     """Whether the run recorded rollouts; fine-tuning on messages records none."""
 
 
-class StoreSummary(View, kw_only=True):
+class StoreSummary(View, frozen=True, kw_only=True):
     """A store that was named on the command line."""
 
     name: str
@@ -108,7 +108,7 @@ class StoreSummary(View, kw_only=True):
     """Status → number of rollouts."""
 
 
-class Places(View, kw_only=True):
+class Places(View, frozen=True, kw_only=True):
     """Everything that the interface shows."""
 
     runs: list[RunSummary]
@@ -119,7 +119,7 @@ class Places(View, kw_only=True):
     """Version of lightspan."""
 
 
-class AgentCoverage(View, kw_only=True):
+class AgentCoverage(View, frozen=True, kw_only=True):
     """What became of an agent's model calls."""
 
     path: str
@@ -131,7 +131,7 @@ class AgentCoverage(View, kw_only=True):
     """Reason → number of calls that were recorded and not trained."""
 
 
-class RunDetail(View, kw_only=True):
+class RunDetail(View, frozen=True, kw_only=True):
     """A run with its settings and the coverage of its calls."""
 
     summary: RunSummary
@@ -158,7 +158,7 @@ class RunDetail(View, kw_only=True):
     """Why the store of the run cannot be read."""
 
 
-class Point(View, kw_only=True):
+class Point(View, frozen=True, kw_only=True):
     """A point of a curve."""
 
     x: float
@@ -167,7 +167,7 @@ class Point(View, kw_only=True):
     high: float | None = None
 
 
-class Metrics(View, kw_only=True):
+class Metrics(View, frozen=True, kw_only=True):
     """Curves of a run by step."""
 
     lines: int
@@ -175,7 +175,7 @@ class Metrics(View, kw_only=True):
     series: dict[str, list[Point]]
 
 
-class SettingDifference(View, kw_only=True):
+class SettingDifference(View, frozen=True, kw_only=True):
     """A setting that is not equal in all compared runs."""
 
     name: str
@@ -183,7 +183,7 @@ class SettingDifference(View, kw_only=True):
     """Run → value; a run without the setting is left out."""
 
 
-class PairDifference(View, kw_only=True):
+class PairDifference(View, frozen=True, kw_only=True):
     """Difference of two runs' last held-out evaluations, paired by task."""
 
     first: str
@@ -194,7 +194,7 @@ class PairDifference(View, kw_only=True):
     """The result in words, such as whether the difference can be told from chance."""
 
 
-class Comparison(View, kw_only=True):
+class Comparison(View, frozen=True, kw_only=True):
     """Runs beside each other."""
 
     runs: list[RunSummary]
@@ -202,7 +202,7 @@ class Comparison(View, kw_only=True):
     pairs: list[PairDifference]
 
 
-class RolloutRow(View, kw_only=True):
+class RolloutRow(View, frozen=True, kw_only=True):
     """A rollout in a table."""
 
     rollout_id: str
@@ -246,7 +246,7 @@ class RolloutRow(View, kw_only=True):
     tags: list[str] = []
 
 
-class RolloutPage(View, kw_only=True):
+class RolloutPage(View, frozen=True, kw_only=True):
     """A page of a table of rollouts."""
 
     rows: list[RolloutRow]
@@ -265,14 +265,14 @@ class RolloutPage(View, kw_only=True):
     """Whether a search for text was stopped by its deadline before the oldest attempt."""
 
 
-class Count(View, kw_only=True):
+class Count(View, frozen=True, kw_only=True):
     """A value of a filter with the number of rollouts that have it."""
 
     name: str
     n: int
 
 
-class Bin(View, kw_only=True):
+class Bin(View, frozen=True, kw_only=True):
     """A bin of the histogram of rewards."""
 
     low: float
@@ -280,7 +280,7 @@ class Bin(View, kw_only=True):
     n: int
 
 
-class Facets(View, kw_only=True):
+class Facets(View, frozen=True, kw_only=True):
     """Counts of the rollouts that match the filters, by each filter's values."""
 
     total: int
@@ -299,7 +299,7 @@ class Facets(View, kw_only=True):
     rewards: list[Bin]
 
 
-class Member(View, kw_only=True):
+class Member(View, frozen=True, kw_only=True):
     """A rollout of a group."""
 
     rollout_id: str
@@ -307,7 +307,7 @@ class Member(View, kw_only=True):
     status: str
 
 
-class GroupRow(View, kw_only=True):
+class GroupRow(View, frozen=True, kw_only=True):
     """A group of rollouts of one task, in a table."""
 
     group: str
@@ -323,7 +323,7 @@ class GroupRow(View, kw_only=True):
     """Best first, unscored ones last."""
 
 
-class GroupPage(View, kw_only=True):
+class GroupPage(View, frozen=True, kw_only=True):
     """A page of groups."""
 
     groups: list[GroupRow]
@@ -331,7 +331,7 @@ class GroupPage(View, kw_only=True):
     cursor: str = ""
 
 
-class Answer(View, kw_only=True):
+class Answer(View, frozen=True, kw_only=True):
     """An answer of an agent in a rollout, for comparison with the other rollouts of the group."""
 
     call_id: str
@@ -343,14 +343,14 @@ class Answer(View, kw_only=True):
     advantage: float | None = None
 
 
-class GroupRollout(View, kw_only=True):
+class GroupRollout(View, frozen=True, kw_only=True):
     """A rollout of a group with its answers."""
 
     row: RolloutRow
     answers: list[Answer]
 
 
-class GroupDetail(View, kw_only=True):
+class GroupDetail(View, frozen=True, kw_only=True):
     """One task's rollouts side by side, best first."""
 
     group: str
@@ -364,7 +364,7 @@ class GroupDetail(View, kw_only=True):
     rollouts: list[GroupRollout]
 
 
-class Message(View, kw_only=True):
+class Message(View, frozen=True, kw_only=True):
     """A message of a conversation."""
 
     role: str
@@ -375,7 +375,7 @@ class Message(View, kw_only=True):
     is_cut: bool = False
 
 
-class SpanRow(View, kw_only=True):
+class SpanRow(View, frozen=True, kw_only=True):
     """A span of a rollout, in the order of its tree."""
 
     span_id: str
@@ -404,14 +404,14 @@ class SpanRow(View, kw_only=True):
     """Whether it was recorded after the attempt ended."""
 
 
-class SpanDetail(View, kw_only=True):
+class SpanDetail(View, frozen=True, kw_only=True):
     """A span with its attributes, uncut."""
 
     row: SpanRow
     attributes: dict[str, str]
 
 
-class CallRow(View, kw_only=True):
+class CallRow(View, frozen=True, kw_only=True):
     """A model call of a rollout with what became of it."""
 
     call_id: str
@@ -431,7 +431,7 @@ class CallRow(View, kw_only=True):
     temperature: float | None = None
 
 
-class Rating(View, kw_only=True):
+class Rating(View, frozen=True, kw_only=True):
     """Feedback on an attempt or call that arrived after the attempt."""
 
     reward: float | None
@@ -441,14 +441,14 @@ class Rating(View, kw_only=True):
     """Time in seconds since the epoch."""
 
 
-class Link(View, kw_only=True):
+class Link(View, frozen=True, kw_only=True):
     """A link to the same trace in another program."""
 
     name: str
     url: str
 
 
-class AttemptRow(View, kw_only=True):
+class AttemptRow(View, frozen=True, kw_only=True):
     """An attempt of a rollout."""
 
     attempt_id: str
@@ -457,7 +457,7 @@ class AttemptRow(View, kw_only=True):
     message: str = ""
 
 
-class RolloutDetail(View, kw_only=True):
+class RolloutDetail(View, frozen=True, kw_only=True):
     """A rollout with the spans of its latest attempt."""
 
     row: RolloutRow
@@ -481,7 +481,7 @@ class RolloutDetail(View, kw_only=True):
     older: str = ""
 
 
-class TokenView(View, kw_only=True):
+class TokenView(View, frozen=True, kw_only=True):
     """A sampled token."""
 
     id: int
@@ -492,7 +492,7 @@ class TokenView(View, kw_only=True):
     version: int
 
 
-class Mate(View, kw_only=True):
+class Mate(View, frozen=True, kw_only=True):
     """A rollout with which a call's rollout was compared."""
 
     rollout_id: str
@@ -501,7 +501,7 @@ class Mate(View, kw_only=True):
     is_this: bool = False
 
 
-class Reasons(View, kw_only=True):
+class Reasons(View, frozen=True, kw_only=True):
     """The numbers from which a call's advantage was computed (`lightning.advantages`)."""
 
     estimator: str
@@ -523,7 +523,7 @@ class Reasons(View, kw_only=True):
     turn: int = 0
 
 
-class ChoiceDetail(View, kw_only=True):
+class ChoiceDetail(View, frozen=True, kw_only=True):
     """A choice of a model call."""
 
     call: CallRow
@@ -540,7 +540,7 @@ class ChoiceDetail(View, kw_only=True):
     """What constrained the answer, such as a JSON schema; empty if nothing did."""
 
 
-class CallDetail(View, kw_only=True):
+class CallDetail(View, frozen=True, kw_only=True):
     """A model call."""
 
     rollout: RolloutRow
@@ -554,7 +554,7 @@ class CallDetail(View, kw_only=True):
     choices: list[ChoiceDetail]
 
 
-class CandidateView(View, kw_only=True):
+class CandidateView(View, frozen=True, kw_only=True):
     """A candidate of a prompt search."""
 
     number: int
@@ -574,7 +574,7 @@ class CandidateView(View, kw_only=True):
     """Name of a prompt → text."""
 
 
-class ProposalView(View, kw_only=True):
+class ProposalView(View, frozen=True, kw_only=True):
     """A proposed text and what became of it."""
 
     prompt: str
@@ -589,7 +589,7 @@ class ProposalView(View, kw_only=True):
     """Why it was dropped."""
 
 
-class SearchView(View, kw_only=True):
+class SearchView(View, frozen=True, kw_only=True):
     """A search for prompts; `candidates` grows while it runs."""
 
     name: str
@@ -611,7 +611,7 @@ class SearchView(View, kw_only=True):
     """In how many calls a candidate's texts were sent, and why not in others."""
 
 
-class PromptView(View, kw_only=True):
+class PromptView(View, frozen=True, kw_only=True):
     """A learned prompt beside its original text."""
 
     name: str
@@ -620,7 +620,7 @@ class PromptView(View, kw_only=True):
     is_changed: bool
 
 
-class Prompts(View, kw_only=True):
+class Prompts(View, frozen=True, kw_only=True):
     """What was learned about prompts."""
 
     searches: list[SearchView]
@@ -636,7 +636,7 @@ class FeedbackRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     comment: str = ""
 
 
-class Rated(View, kw_only=True):
+class Rated(View, frozen=True, kw_only=True):
     """The attempt or call that was rated."""
 
     attempt_id: str
@@ -645,7 +645,7 @@ class Rated(View, kw_only=True):
     reward: float
 
 
-class Export(View, kw_only=True):
+class Export(View, frozen=True, kw_only=True):
     """How to train on what matches the filters, as text to copy."""
 
     attempts: int
@@ -654,7 +654,7 @@ class Export(View, kw_only=True):
     command: str
 
 
-class Problem(View, kw_only=True):
+class Problem(View, frozen=True, kw_only=True):
     """An error of the API."""
 
     error: str

@@ -49,6 +49,13 @@ FROM unnest(%s::text[]) WITH ORDINALITY AS wanted (id, place)
     LEFT JOIN call_outcomes USING (attempt, call_id)
 ORDER BY wanted.place, sequence_start, call_id, choice
 
+-- name: search
+SELECT DISTINCT attempt FROM spans
+WHERE attempt >= %(first)s AND attempt < %(last)s AND attempt >> 20 = ANY(%(rollouts)s)
+    AND (position(%(text)s::bytea IN body) > 0
+        OR %(json)s::bytea <> %(text)s::bytea AND position(%(json)s::bytea IN body) > 0)
+ORDER BY attempt DESC
+
 -- name: put_resources
 INSERT INTO resources (resources_id, body)
 SELECT * FROM unnest(%b::text[], %b::bytea[])

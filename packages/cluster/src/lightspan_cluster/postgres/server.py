@@ -58,7 +58,7 @@ SELECT set_config('search_path', %s, false),
     set_config('idle_in_transaction_session_timeout', '10s', false),
     set_config('lock_timeout', '30s', false),
     set_config('default_transaction_isolation', 'read committed', false),
-    set_config('default_transaction_read_only', 'off', false)
+    set_config('default_transaction_read_only', %s, false)
 """
 _SETTINGS: Final = """
 SELECT name, setting, source FROM pg_settings
@@ -83,6 +83,8 @@ class Server:
         """Check the address; raise `ConfigError` if libpq does not know one of its options."""
         self.address: Final = address
         self.timings = timings
+        self.read_only = False
+        """Whether new sessions refuse to write."""
         self.patience_s = timings.database_retry_s
         """Seconds for which an operation is retried while the server is unreachable."""
         self._warned_at = -_WARN_INTERVAL_S
@@ -125,7 +127,7 @@ class Server:
             db.execute("SET statement_timeout = 0")
             self._check(db)
             path = sql.Identifier(self.address.schema).as_string(db)
-            db.execute(_SESSION, (path,))
+            db.execute(_SESSION, (path, "on" if self.read_only else "off"))
         except BaseException:
             db.close()
             raise

@@ -73,7 +73,13 @@ class PostgresStore(SQLStore[PostgresDatabase]):
         return self._server.address.url
 
     def _start(self) -> PostgresDatabase:
-        return PostgresDatabase(self._server, self._clock, self._signal.notify, create=self._create)
+        self._server.read_only = self.read_only
+        return PostgresDatabase(
+            self._server,
+            self._clock,
+            self._signal.notify,
+            create=self._create and not self.read_only,
+        )
 
     def _listen(self) -> None:
         self._opened.listen()

@@ -289,6 +289,40 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A rollout with its latest attempt, for tables: without the task and without any secret.
+
+    The fields from `attempt_id` on are those of the latest attempt. Before the first attempt they
+    have their defaults.
+    """
+
+    rollout_id: str
+    run_id: str
+    group_id: str
+    task_id: str
+    mode: Mode
+    step: int
+    status: RolloutStatus
+    created_at: float
+    position: int
+    """Number that grows in the order in which rollouts were enqueued."""
+    change: int
+    """The cursor value of the latest change (`Store.watch`)."""
+    attempt_id: str | None = None
+    runner_id: str = ""
+    outcome: Outcome | None = None
+    message: str = ""
+    reward: Reward | None = None
+    """The reward that the attempt's report gave; None before its end and if there is none."""
+    feedback: Reward | None = None
+    """The feedback on the attempt, or else the last feedback on one of its calls; None if there is
+    none."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    capture_errors: int = 0
+    """Number of errors in recording the attempt."""
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout with one of its attempts, such as a runner gets from `Store.claim`."""
 

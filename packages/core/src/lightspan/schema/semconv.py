@@ -141,9 +141,9 @@ HEADER_PARENT: Final = "traceparent"
 NO_PARENT: Final = "0000000000000001"
 """Parent id in `traceparent` for a call without parent, because all zeros are invalid."""
 HEADER_PROTOCOL: Final = "x-lightspan-protocol"
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Version of the protocol between processes. Changes of version 2: heartbeats and reports carry
-claim tokens, and there is `finish`."""
+claim tokens, and there is `finish`. Changes of version 3: there are `summaries` and `search`."""
 HEADER_VERSION: Final = "x-lightspan-version"
 """Header with the version of lightspan that sent the response, to show to users."""
 HEADER_RELAYED: Final = "x-lightspan-relayed"

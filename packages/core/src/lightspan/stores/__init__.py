@@ -94,11 +94,18 @@ def _plugin(text: str) -> StorePlugin | None:
     return plugin
 
 
-def open_existing(url: str | os.PathLike[str]) -> Store:
+def open_existing(url: str | os.PathLike[str], *, read_only: bool = False) -> Store:
     """Return the store of a URL, which must exist, without opening it.
 
+    Args:
+        url: URL or file of the store.
+        read_only: whether the store is only read. Each method that writes then raises `StoreError`.
+            Nothing in the folder of a SQLite file is changed, so the file may be another user's or
+            on a read-only disk. A session with PostgreSQL refuses to write. A served store needs
+            only a reader's key.
+
     Raises:
-        ConfigError: the URL names no store.
+        ConfigError: the URL names no store, or its stores cannot be opened for reading only.
         NotFoundError: the file does not exist or is empty. For a database, `Store.open` raises this
             error.
     """
@@ -107,6 +114,10 @@ def open_existing(url: str | os.PathLike[str]) -> Store:
     # `Path.exists` raises for some paths. Opening an empty file would make a store of it.
     if path is not None and not (os.path.exists(path) and os.path.getsize(path)):
         raise NotFoundError(f"there is no store {path}: nothing was recorded there")
+    if read_only:
+        if not hasattr(store, "read_only"):
+            raise ConfigError(f"store {store.url} cannot be opened for reading only")
+        store.read_only = True
     return store
 
 

@@ -6,6 +6,7 @@ a lock or begin a transaction, to keep locks and transactions short.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -173,6 +174,20 @@ def unpack_span(body: bytes, late: bool, outcome: str | None) -> Span:
     if outcome is not None:
         span = span.replace(attributes={**span.attributes, CALL_OUTCOME: str(outcome)})
     return span.replace(late=True) if late and not span.late else span
+
+
+def search_texts(text: str) -> tuple[bytes, bytes]:
+    """Return a text as it is in the body of a span, and as it is in a span's attribute of JSON.
+
+    Raises:
+        DataError: the text is empty, or has half of a surrogate pair, which no span has.
+    """
+    if not text:
+        raise DataError("a search needs a text of at least one character")
+    try:
+        return text.encode(), json.dumps(text, ensure_ascii=False)[1:-1].encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the text {text!r:.100} cannot be searched for: {error}") from error
 
 
 def unpack_record(

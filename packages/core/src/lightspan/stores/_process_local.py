@@ -8,7 +8,7 @@ import os
 from abc import abstractmethod
 from typing import Final, Generic, Protocol, TypeVar
 
-from lightspan.errors import StoreClosedError
+from lightspan.errors import StoreClosedError, StoreError
 from lightspan.stores.protocol import Store
 
 
@@ -37,6 +37,10 @@ class OpenedStore(Store, Generic[H]):
         name: the store's name in errors.
     """
 
+    read_only = False
+    """Whether the store is only read, and each method that writes raises `StoreError`. Set it
+    before `open`."""
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._connections: H | None = None
@@ -62,6 +66,13 @@ class OpenedStore(Store, Generic[H]):
                 await asyncio.to_thread(connections.stop)
             except RuntimeError:  # the interpreter is shutting down and starts no thread
                 connections.stop()
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise StoreError(
+                f"store {self._name} was opened for reading only: to change it, open it without "
+                "read_only"
+            )
 
     @property
     def _opened(self) -> H:

@@ -10,15 +10,24 @@ import itertools
 import secrets
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, TypeAlias, TypeVar
 
 from lightspan.errors import NotFoundError
 from lightspan.schema import clock as machine
-from lightspan.schema.records import Attempt, Claim, Peer, Rollout, RolloutState, RolloutStatus
+from lightspan.schema.records import (
+    Attempt,
+    Claim,
+    Peer,
+    Rollout,
+    RolloutState,
+    RolloutStatus,
+    RolloutSummary,
+)
 from lightspan.schema.resources import NamedResources, decode_resources
+from lightspan.schema.reward import Reward
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores import _state_machine
@@ -38,7 +47,13 @@ from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Work
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores._state_machine import Progress, check_known, find_attempts
-from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion, StoreCapabilities
+from lightspan.stores.protocol import (
+    PEER_KEPT_S,
+    Changes,
+    PolicyVersion,
+    StoreCapabilities,
+    Summaries,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -115,6 +130,31 @@ class _RolloutRow:
             change=self.progress.change,
         )
 
+    def summary(self, attempts: Mapping[str, _AttemptRow]) -> RolloutSummary:
+        rollout, latest = self.rollout, attempts.get(self.progress.attempt_id or "")
+        row = latest or _AttemptRow(_NO_ATTEMPT)
+        return RolloutSummary(
+            rollout_id=rollout.rollout_id,
+            run_id=rollout.run_id,
+            group_id=rollout.group_id,
+            task_id=rollout.task_id,
+            mode=rollout.mode,
+            step=rollout.step,
+            status=self.progress.status,
+            created_at=self.progress.created_at,
+            position=self.position,
+            change=self.progress.change,
+            attempt_id=self.progress.attempt_id,
+            runner_id=row.attempt.runner_id,
+            outcome=row.attempt.outcome,
+            message=row.attempt.message,
+            reward=row.attempt.reward,
+            feedback=row.feedback,
+            started_at=None if latest is None else row.attempt.started_at,
+            ended_at=row.attempt.ended_at,
+            capture_errors=len(row.attempt.capture_errors),
+        )
+
 
 @dataclass(slots=True)
 class _AttemptRow:
@@ -125,6 +165,8 @@ class _AttemptRow:
     """(Call id, choice) → record, and whether it is late."""
     outcomes: dict[str, CallOutcome] = field(default_factory=dict)
     """Call id → outcome, for calls whose outcome changed after they were written."""
+    feedback: Reward | None = None
+    """The feedback on the attempt, else the last on one of its calls; None if there is none."""
 
     def is_late(self, epoch: int) -> bool:
         return self.attempt.sealed or self.attempt.epoch != epoch
@@ -164,6 +206,9 @@ class _AttemptRow:
             self.records.setdefault(key, (record, late or record.late))
         return self.add_span(span)
 
+    def has_text(self, texts: tuple[bytes, bytes]) -> bool:
+        return any(text in span.body for span, _ in self.spans.values() for text in texts)
+
     def read_spans(self) -> list[Span]:
         return [
             unpack_span(span.body, late, self.outcomes.get(span.call_id))
@@ -202,7 +247,7 @@ class _MemoryTables(_state_machine.Tables):
         self._peers: dict[str, tuple[float, bytes]] = {}
         self._rollouts: dict[str, _RolloutRow] = {}
         self._attempts: dict[str, _AttemptRow] = {}
-        self._positions = itertools.count()
+        self._positions = itertools.count(1)
         self._changes: dict[int, str] = {}
         """Number of a rollout's latest status change → rollout id, in the order of the numbers."""
         self._queues: _Queues = defaultdict(list)
@@ -279,6 +324,38 @@ class _MemoryTables(_state_machine.Tables):
         rows = [self._rollouts[self._changes[change]] for change in newest_first][::-1]
         states = [row.state() for row in rows if run_id in (None, row.rollout.run_id)]
         return Changes(cursor=max(cursor, self.change), rollouts=states)
+
+    def summaries(self, filters: dict[str, Any], limit: int, *, newest: bool) -> Summaries:
+        cursor, before = filters["cursor"] or 0, filters["before"]
+        after = list(takewhile(lambda change: change > cursor, reversed(self._changes)))
+        ids = reversed(self._rollouts) if newest else (self._changes[n] for n in after[::-1])
+        matching = (
+            row.summary(self._attempts)
+            for row in map(self._rollouts.__getitem__, ids)
+            if row.progress.change > cursor
+            and (before is None or row.position < before)
+            and _matches(row, filters["watched_run"], filters["mode"])
+        )
+        rows = list(islice(matching, limit))
+        last = rows[-1].change if len(rows) == limit and not newest else self.change
+        return Summaries(cursor=max(cursor, last), rows=rows)
+
+    def place_of(self, attempt_id: str) -> int:
+        check_known("attempt", [attempt_id], self._attempts)
+        attempt = self._attempts[attempt_id].attempt
+        return (self._rollouts[attempt.rollout_id].position << 20) + attempt.number
+
+    def search(
+        self, texts: tuple[bytes, bytes], run_id: str | None, before: int, size: int
+    ) -> tuple[list[str], int]:
+        ids = (
+            attempt_id
+            for row in reversed(self._rollouts.values())
+            if run_id in (None, row.rollout.run_id)
+            for attempt_id in reversed(row.attempt_ids)
+            if self.place_of(attempt_id) < before and self._attempts[attempt_id].has_text(texts)
+        )
+        return list(ids), 0
 
     def queued_runs(self) -> set[str]:
         queues = (*self._queues.items(), *self._alone.items())
@@ -454,8 +531,8 @@ def _matches(
     row: _RolloutRow,
     run_id: str | None,
     mode: str | None,
-    step: int | None,
-    status: Collection[RolloutStatus] | None,
+    step: int | None = None,
+    status: Collection[RolloutStatus] | None = None,
 ) -> bool:
     rollout = row.rollout
     wanted = ((run_id, rollout.run_id), (mode, rollout.mode), (step, rollout.step))

@@ -22,6 +22,7 @@ from lightspan.schema.records import (
     Rollout,
     RolloutState,
     RolloutStatus,
+    RolloutSummary,
 )
 from lightspan.schema.resources import NamedResources
 from lightspan.schema.spans import Span
@@ -32,6 +33,8 @@ RETRY_BACKOFF_S: Final = (0.1, 0.5, 2.0, 8.0, 30.0)
 meanwhile."""
 PRUNED_AT_ONCE: Final = 1_000
 """Default limit of `Store.prune`, in rollouts."""
+SEARCH_LIMIT: Final = 50
+"""Default limit of `Store.search`, in attempts."""
 PEER_KEPT_S: Final = 86_400.0
 """Seconds after a peer's last announcement at which the peer is deleted."""
 
@@ -53,6 +56,14 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int
     """The cursor for the next call."""
     rollouts: list[RolloutState]
+
+
+class Summaries(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts with their latest attempts (`Store.summaries`)."""
+
+    cursor: int
+    """The cursor for the next call, as in `Changes`."""
+    rows: list[RolloutSummary]
 
 
 class PolicyVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +288,61 @@ class Store(Protocol):
 
         Raises:
             NotFoundError: one of `rollout_ids` is unknown.
+        """
+
+    async def summaries(
+        self,
+        run_id: str | None = None,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        mode: Mode | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> Summaries:
+        """Return the rollouts that match all filters, each with its latest attempt.
+
+        A caller that passes `Summaries.cursor` as the next `after` gets exactly the rollouts that
+        changed since, each once. A change that this call misses is returned by a later call.
+
+        Args:
+            run_id: the run of the rollouts; None for any run.
+            after: `Summaries.cursor` of the last call, or `Changes.cursor`; 0 for all rollouts.
+            before: only rollouts with a smaller `RolloutSummary.position`; None for all. The next
+                page of `newest` is the one before the last row's position.
+            mode: the mode of the rollouts; None for any mode.
+            newest: whether to return the rollout enqueued last first. Otherwise the oldest change
+                comes first.
+            limit: maximum number of rows; None for all. If `newest` is False, the cursor is then
+                that of the last row. If it is True, rows beyond the limit are not returned by a
+                later call with the cursor.
+        """
+
+    async def search(
+        self,
+        text: str,
+        run_id: str | None = None,
+        *,
+        before: str | None = None,
+        limit: int = SEARCH_LIMIT,
+    ) -> list[str]:
+        """Return the ids of the attempts that have a span with a text, the newest attempt first.
+
+        The text is looked for in the names, ids, status messages and events of spans, and in the
+        keys and values of their attributes, with upper and lower case as stored. Messages are
+        attributes in JSON: there the text is looked for as JSON writes it, too. Not searched are
+        tasks, token records, and outcomes that changed later (`mark_call`).
+
+        Args:
+            text: the text, of at least one character.
+            run_id: the run of the attempts; None for any run.
+            before: only attempts that are older than this attempt, such as the last of the previous
+                page; None for all.
+            limit: maximum number of ids, at least 1.
+
+        Raises:
+            DataError: the text is empty or no valid Unicode, or `limit` is not a positive integer.
+            NotFoundError: the attempt `before` is unknown.
         """
 
     async def watch(

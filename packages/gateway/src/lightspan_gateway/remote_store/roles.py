@@ -11,4 +11,6 @@ class Role(StrEnum):
     ADMIN = "admin"
     TRAINER = "trainer"
     RUNNER = "runner"
+    READER = "reader"
+    """Only reads, and sees no call token."""
     TRACER = "tracer"

@@ -34,8 +34,12 @@ T = TypeVar("T")
 encode = msgspec.msgpack.Encoder().encode
 _batch_decoder = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
-_ALL: Final = frozenset({Role.ADMIN, Role.TRAINER, Role.RUNNER})
 _TRAINERS: Final = frozenset({Role.ADMIN, Role.TRAINER})
+_RUNNERS: Final = _TRAINERS | {Role.RUNNER}
+_READERS: Final = _TRAINERS | {Role.READER}
+_ALL: Final = _RUNNERS | _READERS
+_OTHER_READS: Final = ("await_work", "claim_of_token")
+"""Operations that change nothing, but that a reader's key may not call."""
 
 
 class Greeting(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +90,11 @@ class Operation:
         )
         self._arguments: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(arguments)
         self._answer: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(hints["return"])
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether the operation changes nothing."""
+        return Role.READER in self.roles or self.name in _OTHER_READS
 
     @property
     def is_long_poll(self) -> bool:
@@ -170,32 +179,34 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         Operation(Store.put_resources, _TRAINERS),
         Operation(Store.get_resources, _ALL),
         Operation(Store.allot_version, _TRAINERS),
-        Operation(Store.policy_versions, _TRAINERS),
+        Operation(Store.policy_versions, _READERS),
         Operation(Store.enqueue, _TRAINERS),
         Operation(Store.start, _TRAINERS),
-        Operation(Store.claim, _ALL, batch=True),
-        Operation(Store.await_work, _ALL),
-        Operation(Store.heartbeat, _ALL),
-        Operation(Store.report, _ALL, batch=True),
-        Operation(Store.finish, _ALL, batch=True),
+        Operation(Store.claim, _RUNNERS, batch=True),
+        Operation(Store.await_work, _RUNNERS),
+        Operation(Store.heartbeat, _RUNNERS),
+        Operation(Store.report, _RUNNERS, batch=True),
+        Operation(Store.finish, _RUNNERS, batch=True),
         Operation(Store.expire, _TRAINERS),
         Operation(Store.cancel, _TRAINERS),
         Operation(Store.prune, frozenset({Role.ADMIN})),
         Operation(Store.rollouts, _ALL),
-        Operation(Store.watch, _TRAINERS),
-        Operation(Store.count, _TRAINERS),
-        Operation(Store.announce, _ALL),
-        Operation(Store.withdraw, _ALL),
+        Operation(Store.summaries, _READERS),
+        Operation(Store.search, _READERS),
+        Operation(Store.watch, _READERS),
+        Operation(Store.count, _READERS),
+        Operation(Store.announce, _RUNNERS),
+        Operation(Store.withdraw, _RUNNERS),
         Operation(Store.peers, _ALL),
         Operation(Store.attempts, _ALL),
-        Operation(Store.attempt, _TRAINERS),
+        Operation(Store.attempt, _READERS),
         Operation(Store.claim_of_token, _TRAINERS, batch=True),
         Operation(Store.mark_damaged, _TRAINERS, batch=True),
-        Operation(Store.add_spans, _ALL, batch=True),
+        Operation(Store.add_spans, _RUNNERS, batch=True),
         Operation(Store.add_calls, _TRAINERS, batch=True),
         Operation(Store.mark_call, _TRAINERS, batch=True),
-        Operation(Store.spans, _TRAINERS),
-        Operation(Store.token_records, _TRAINERS),
+        Operation(Store.spans, _READERS),
+        Operation(Store.token_records, _READERS),
     )
 }
 """Operations by name."""

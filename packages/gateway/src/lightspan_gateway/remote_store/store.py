@@ -94,6 +94,8 @@ class RemoteStore(OpenedStore[ServerConnection]):
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         connection = self._opened
+        if not operation.only_reads:
+            self._check_writable()
         lease_s = arguments["lease_s"] if operation.name == "heartbeat" else None
         body = await connection.call(operation, operation.encode(arguments), lease_s)
         return operation.read_answer(body)
@@ -113,6 +115,8 @@ class RemoteStore(OpenedStore[ServerConnection]):
     cancel = _remote(Store.cancel)
     prune = _remote(Store.prune)
     rollouts = _remote(Store.rollouts)
+    summaries = _remote(Store.summaries)
+    search = _remote(Store.search)
     count = _remote(Store.count)
     announce = _remote(Store.announce)
     withdraw = _remote(Store.withdraw)

@@ -22,7 +22,7 @@ from aiohttp import web
 from lightspan import __version__, errors
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import clock
-from lightspan.schema.records import Mode, Peer, PeerRole, new_id
+from lightspan.schema.records import Attempt, Mode, Peer, PeerRole, RolloutState, new_id
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import HEADER_PROTOCOL, PROTOCOL_VERSION
 from lightspan.stores.protocol import Store
@@ -275,7 +275,7 @@ class StoreServer(HttpServer):
         else:
             answer = await method(**arguments)
         return rpc.encode(
-            _without_secrets(operation.name, answer) if role is Role.RUNNER else answer
+            answer if role in (Role.ADMIN, Role.TRAINER) else _without_secrets(role, answer)
         )
 
     async def _until_stopping(self, work: Awaitable[Any]) -> Any:
@@ -308,13 +308,17 @@ def _operation_of(name: str, role: Role) -> rpc.Operation:
     return operation
 
 
-def _without_secrets(name: str, answer: Any) -> Any:
-    """Remove what a runner may not read from the answer of the operation `name`.
+def _without_secrets(role: Role, answer: Any) -> Any:
+    """Remove what a runner or a reader may not read from the answer of an operation.
 
-    These are call tokens (keys for model calls) and recorded runs of apps in production.
+    These are the call tokens (keys for model calls) of attempts, and for a runner the recorded runs
+    of apps in production. A runner needs the tokens of its claims.
     """
-    if name == "attempts":
-        return [msgspec.structs.replace(attempt, call_token="") for attempt in answer]
-    if name == "rollouts":
-        return [state for state in answer if state.rollout.mode is not Mode.PRODUCTION]
+    match answer:
+        case Attempt():
+            return msgspec.structs.replace(answer, call_token="")
+        case [RolloutState(), *_] if role is Role.RUNNER:
+            return [state for state in answer if state.rollout.mode is not Mode.PRODUCTION]
+        case [Attempt(), *_]:
+            return [_without_secrets(role, attempt) for attempt in answer]
     return answer

@@ -7,9 +7,9 @@
 Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. A test is skipped only if the
 store's capabilities exclude what it tests. The store must read the time from `clock` only.
 
-The tests are in `queue_tests`, `lease_tests`, `span_tests`, `resource_tests`, `retry_tests`,
-`lifecycle_tests` and `limit_tests`. `model_tests` has random operations. `base` has common parts,
-also for a store's own tests.
+The tests are in `queue_tests`, `lease_tests`, `span_tests`, `read_tests`, `resource_tests`,
+`retry_tests`, `lifecycle_tests` and `limit_tests`. `model_tests` has random operations. `base` has
+common parts, also for a store's own tests.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
 from lightspan_testing.store_suite.limit_tests import LimitTests
 from lightspan_testing.store_suite.model_tests import ModelTests
 from lightspan_testing.store_suite.queue_tests import QueueTests
+from lightspan_testing.store_suite.read_tests import ReadTests
 from lightspan_testing.store_suite.resource_tests import ResourceTests
 from lightspan_testing.store_suite.retry_tests import RetryTests
 from lightspan_testing.store_suite.span_tests import SpanTests
@@ -41,6 +42,7 @@ class StoreSuite(
     QueueTests,
     LeaseTests,
     SpanTests,
+    ReadTests,
     ResourceTests,
     RetryTests,
     LifecycleTests,

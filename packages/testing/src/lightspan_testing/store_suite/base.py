@@ -231,6 +231,7 @@ async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
         states,
         await store.count(),
         await store.watch(),
+        await store.summaries(),
         await store.attempts([state.rollout.rollout_id for state in states]),
         await store.spans(ids),
         await store.token_records(ids),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.errors import DataError, NotFoundError, StoreClosedError
+from lightspan.errors import DataError, NotFoundError, StoreClosedError, StoreError
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Attempt, AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
@@ -57,35 +57,66 @@ class LifecycleTests(StoreTests):
             with pytest.raises(StoreClosedError):
                 await operation()
 
+    async def test_a_store_opened_for_reading_changes_nothing(
+        self, store: Store, name: str, clock: Clock
+    ) -> None:
+        attempt = await start(store)
+        await store.add_calls([make_call(attempt)])
+        before = await content_of(store, attempt)
+        reader: Any = self.make_store(name, clock) if store.capabilities.durable else store
+        if not hasattr(reader, "read_only"):
+            pytest.skip("cannot be opened for reading only")
+        reader.read_only = True
+        async with reader:
+            assert await content_of(reader, attempt) == before
+            assert await reader.search("call-1") == [attempt.attempt_id]
+            for operation in self._every_write(reader, attempt):
+                with pytest.raises(StoreError, match="reading only"):
+                    await operation()
+            assert await content_of(reader, attempt) == before
+        if reader is not store:
+            assert await content_of(store, attempt) == before
+
     def _every_operation(self, store: Store) -> Sequence[Callable[[], Awaitable[Any]]]:
         attempt = Attempt(attempt_id="at-1", rollout_id="ro-1", number=1, epoch=1)
         return [
-            lambda: store.put_resources({}),
+            *self._every_write(store, attempt),
             lambda: store.get_resources("re-1"),
-            lambda: store.allot_version("sql"),
             lambda: store.policy_versions("sql"),
+            lambda: store.rollouts(),
+            lambda: store.watch(),
+            lambda: store.summaries(),
+            lambda: store.search("text"),
+            lambda: store.count(),
+            lambda: store.peers(),
+            lambda: store.attempts(["ro-1"]),
+            lambda: store.attempt("at-1"),
+            lambda: store.claim_of_token("token"),
+            lambda: store.spans(["at-1"]),
+            lambda: store.token_records(["at-1"]),
+        ]
+
+    def _every_write(
+        self, store: Store, attempt: Attempt
+    ) -> Sequence[Callable[[], Awaitable[Any]]]:
+        return [
+            lambda: store.put_resources({}),
+            lambda: store.allot_version("sql"),
             lambda: store.enqueue([make_rollout()]),
             lambda: store.start([make_production()]),
             lambda: store.claim("runner", 1, LEASE_S),
             lambda: store.heartbeat([ref(attempt)], LEASE_S),
             lambda: store.report([make_report(attempt)]),
+            lambda: store.finish(make_report(attempt), [make_span(attempt)]),
             lambda: store.expire(),
             lambda: store.cancel(["ro-1"]),
-            lambda: store.rollouts(),
-            lambda: store.watch(),
-            lambda: store.count(),
+            lambda: store.prune(0),
             lambda: store.announce(make_peer("runner-1")),
             lambda: store.withdraw("runner-1"),
-            lambda: store.peers(),
-            lambda: store.attempts(["ro-1"]),
-            lambda: store.attempt("at-1"),
-            lambda: store.claim_of_token("token"),
-            lambda: store.mark_damaged("at-1", "reason"),
+            lambda: store.mark_damaged(attempt.attempt_id, "reason"),
             lambda: store.add_spans(ref(attempt), [make_span(attempt)]),
             lambda: store.add_calls([make_call(attempt)]),
-            lambda: store.mark_call("at-1", "call-1", CallOutcome.OK),
-            lambda: store.spans(["at-1"]),
-            lambda: store.token_records(["at-1"]),
+            lambda: store.mark_call(attempt.attempt_id, "call-1", CallOutcome.OK),
         ]
 
     async def test_close_waits_for_writes_under_way(self, name: str, clock: Clock) -> None:

@@ -244,6 +244,10 @@ class _Machine(RuleBasedStateMachine):
             assert moved or state == before
             assert (state.finished_at is not None) == state.status.final
         self.states = states
+        summaries = {row.rollout_id: row for row in self.run(self.store.summaries()).rows}
+        assert {
+            name: (row.status, row.attempt_id, row.change) for name, row in summaries.items()
+        } == {name: (one.status, one.attempt_id, one.change) for name, one in states.items()}
 
 
 class ModelTests(StoreTests):

@@ -101,9 +101,27 @@ WITH RECURSIVE runs (run_id) AS (
 SELECT run_id FROM runs
 WHERE EXISTS (SELECT 1 FROM rollouts WHERE rollouts.run_id = runs.run_id AND queued > 0)
 
+-- name: positions
+SELECT position FROM rollouts
+
 -- name: states
 SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, change
 FROM rollouts JOIN rollout_bodies USING (position)
+
+-- name: summaries
+SELECT body, rollouts.rollout_id, run_id, mode, step, rollouts.status, created_at, rollouts.position, change, attempts.attempt_id, runner_id, attempts.outcome, message, reward, call_outcomes.outcome, started_at, ended_at, capture_errors
+FROM rollouts
+    JOIN rollout_bodies ON rollout_bodies.position = rollouts.position
+    LEFT JOIN attempts ON attempts.attempt_id = rollouts.attempt_id
+    LEFT JOIN call_outcomes ON attempt = attempts.position AND call_id = '(feedback)'
+
+-- name: attempts_at
+WITH RECURSIVE chain (attempt_id) AS (
+    SELECT attempt_id FROM rollouts WHERE position IN (?...)
+    UNION ALL
+    SELECT previous FROM chain JOIN attempts USING (attempt_id)
+)
+SELECT position, attempt_id FROM chain JOIN attempts USING (attempt_id)
 
 -- name: prunable
 SELECT position, rollout_id FROM rollouts

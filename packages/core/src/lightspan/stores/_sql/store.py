@@ -14,7 +14,7 @@ from lightspan.schema import clock, records
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores import _leases, _validation
+from lightspan.stores import _encoding, _leases, _validation
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
 from lightspan.stores._idempotency import check_id
 from lightspan.stores._process_local import OpenedStore
@@ -22,7 +22,14 @@ from lightspan.stores._signal import Signal
 from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
 from lightspan.stores._state_machine import StartedRollout, check_starts
-from lightspan.stores.protocol import PRUNED_AT_ONCE, Changes, PolicyVersion, StoredCall
+from lightspan.stores.protocol import (
+    PRUNED_AT_ONCE,
+    SEARCH_LIMIT,
+    Changes,
+    PolicyVersion,
+    StoredCall,
+    Summaries,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +39,13 @@ D = TypeVar("D", bound=OpenDatabase)
 
 _PRUNE_CHUNK: Final = 16
 """Maximum number of rollouts that one transaction deletes."""
+_SUMMARIES: Final = 4096
+"""Maximum number of summaries that one query reads. Other reads of the store come in between."""
+_SEARCHED: Final = (64, 2048)
+"""Number of rollouts whose spans the first query of a search reads, and the maximum. Other reads of
+the store come in between."""
+_LAST: Final = 2**63 - 1
+"""Number after that of every attempt."""
 _WORK_POLL_INTERVALS_S: Final = (0.02, 1.0)
 """Shortest and longest time between two polls of `await_work` for rollouts that other processes
 queued."""
@@ -71,6 +85,7 @@ class SQLStore(OpenedStore[D]):
         items: Sequence[T],
         *,
         check: Callable[[Sequence[T]], object] | None = None,
+        cost: int = 0,
     ) -> list[R]:
         """Write items in chunks, each in one short transaction, and return one result per item.
 
@@ -81,10 +96,12 @@ class SQLStore(OpenedStore[D]):
             check: raises the errors that `work` would raise. It is called with all items before the
                 first of several chunks, so that either all of them are written or none. None for no
                 check.
+            cost: cost of a single item; 0 for the cost that its size gives.
         """
         database = self._opened
+        self._check_writable()
         if len(items) == 1:
-            return await database.write(work, items, cost_of(items[0]))
+            return await database.write(work, items, cost or cost_of(items[0]))
         chunks = list(in_chunks(items))
         if check is not None and len(chunks) > 1:
             await self._read(check, items)
@@ -189,6 +206,56 @@ class SQLStore(OpenedStore[D]):
         filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
         return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
 
+    async def summaries(
+        self,
+        run_id: str | None = None,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        mode: records.Mode | None = None,
+        newest: bool = False,
+        limit: int | None = None,
+    ) -> Summaries:
+        _validation.check_integer("after", after)
+        for name, value in (("before", before), ("limit", limit)):
+            if value is not None:
+                _validation.check_integer(name, value, 1)
+        filters = {"cursor": after or None, "before": before, "watched_run": run_id, "mode": mode}
+        rows: dict[str, records.RolloutSummary] = {}
+        cursors: list[int] = []
+        while True:
+            size = _SUMMARIES if limit is None else min(_SUMMARIES, limit - len(rows))
+            read = self._opened.reader.summaries
+            page = await self._read(read, filters, size, newest=newest)
+            cursors.append(page.cursor)
+            for row in page.rows:
+                rows.pop(row.rollout_id, None)  # it has changed since an earlier page
+                rows[row.rollout_id] = row
+            if len(page.rows) < size or len(rows) == limit:
+                return Summaries(cursor=cursors[0 if newest else -1], rows=list(rows.values()))
+            last = page.rows[-1]
+            filters |= {"before": last.position} if newest else {"cursor": last.change}
+
+    async def search(
+        self,
+        text: str,
+        run_id: str | None = None,
+        *,
+        before: str | None = None,
+        limit: int = SEARCH_LIMIT,
+    ) -> list[str]:
+        _validation.check_integer("limit", limit, 1)
+        texts = _encoding.search_texts(text)
+        reader = self._opened.reader
+        place = _LAST if before is None else await self._read(reader.place_of, before)
+        ids: list[str] = []
+        size = _SEARCHED[0]
+        while place and len(ids) < limit:
+            found, place = await self._read(reader.search, texts, run_id, place, size)
+            ids += found
+            size = min(2 * size, _SEARCHED[1])
+        return ids[:limit]
+
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
@@ -237,8 +304,8 @@ class SQLStore(OpenedStore[D]):
             part = min(_PRUNE_CHUNK, limit - total)
             # Deleting megabytes of spans would block the event loop, and heartbeats with it. The
             # high cost makes the writer's thread do it.
-            database = self._opened
-            [pruned] = await database.write(database.prune, [(older_than_s, part)], GROUP_COST)
+            work = self._opened.prune
+            [pruned] = await self._write(work, [(older_than_s, part)], cost=GROUP_COST)
             total += pruned
             if pruned < part:
                 break

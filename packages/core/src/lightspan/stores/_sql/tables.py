@@ -30,13 +30,15 @@ from lightspan.stores._leases import attempt_of_token
 from lightspan.stores._sql import rows as codec
 from lightspan.stores._sql.queries import named_queries, queries_of_one
 from lightspan.stores._state_machine import Progress, check_known, find_attempts
-from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion
+from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion, Summaries
 
 _AFTER_RUNNING: Final = frozenset(
     {RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST}
 )
 """Statuses that a rollout gets only from `running`. The column `queued` is 0 already then."""
 
+_ROLLOUT: Final = 20
+"""Bits of an attempt's position below those of its rollout's position."""
 _FILTERS: Final = {
     "rollout_ids": "rollout_id IN (:rollout_ids...)",
     # Makes SQLite sort a list of positions instead of rows with their tasks.
@@ -46,6 +48,7 @@ _FILTERS: Final = {
     "status": "status IN (:status...)",
     "cursor": "change > :cursor",
     "watched_run": "run_id = :watched_run",
+    "before": "position < :before",
 }
 
 
@@ -370,16 +373,75 @@ class ReadTables(SQLTables):
         states = self._states({"cursor": cursor, "watched_run": run_id}, "change", None)
         return Changes(cursor=max([last, *(state.change for state in states)]), rollouts=states)
 
+    def summaries(self, filters: dict[str, Any], limit: int, *, newest: bool) -> Summaries:
+        """Return at most `limit` rollouts that match all filters, with their latest attempts.
+
+        Args:
+            filters: the value of each filter; None for any value.
+            limit: maximum number of rows.
+            newest: whether to return the rollout enqueued last first, or else the oldest change.
+        """
+        order = "position DESC" if newest else "change"
+        # Read the last number first, as in `changes`.
+        last = int(self._execute("last_change")[0][0])
+        rollouts, values = self._filtered("SELECT * FROM rollouts", filters, order, limit)
+        query = self._queries()["summaries"].replace("FROM rollouts", f"FROM ({rollouts}) rollouts")
+        rows = [
+            codec.read_summary(row, self._read_text)
+            for row in self._run(f"{query} ORDER BY rollouts.{order}", values)
+        ]
+        if not newest and rows:
+            last = rows[-1].change if len(rows) == limit else max(last, rows[-1].change)
+        return Summaries(cursor=max(last, filters["cursor"] or 0), rows=rows)
+
+    def place_of(self, attempt_id: str) -> int:
+        """Return the number that orders attempts; raise `NotFoundError` for an unknown attempt."""
+        places = {row[0]: int(row[1]) for row in self._execute_for("writers", [attempt_id])}
+        check_known("attempt", [attempt_id], places)
+        return places[attempt_id]
+
+    def search(
+        self, texts: tuple[bytes, bytes], run_id: str | None, before: int, size: int
+    ) -> tuple[list[str], int]:
+        """Search the spans of the `size` newest rollouts for texts, up to an attempt.
+
+        Args:
+            texts: two forms of the text, of which a span must have one.
+            run_id: the run of the rollouts; None for any run.
+            before: number (`place_of`) of an attempt; only older attempts are searched.
+            size: maximum number of rollouts.
+
+        Returns:
+            The ids of the attempts, the newest first, and the number before which to search next;
+            0 if no rollouts are left.
+        """
+        filters = {"before": ((before - 1) >> _ROLLOUT) + 1, "watched_run": run_id}
+        query = self._filtered(self._queries()["positions"], filters, "position DESC", size)
+        rollouts = [int(position) for (position,) in self._run(*query)]
+        if not rollouts:
+            return [], 0
+        first, last = rollouts[-1] << _ROLLOUT, min(before, (rollouts[0] + 1) << _ROLLOUT)
+        values = {"first": first, "last": last, "rollouts": self._list(rollouts)}
+        values |= {"text": texts[0], "json": texts[1]}
+        places = [place for (place,) in self._run(self._queries()["search"], values)]
+        owners = self._list([place >> _ROLLOUT for place in places])
+        ids = dict(self._execute("attempts_at", owners) if places else ())
+        return [ids[place] for place in places], first
+
     def _states(self, filters: dict[str, Any], order: str, limit: int | None) -> list[RolloutState]:
+        query = self._filtered(self._queries()["states"], filters, order, limit)
+        return [codec.read_state(row) for row in self._run(*query)]
+
+    def _filtered(
+        self, query: str, filters: dict[str, Any], order: str, limit: int | None
+    ) -> tuple[str, dict[str, Any]]:
+        """Return a query of rollouts with filters, order and limit, and its values."""
         values = {name: value for name, value in filters.items() if value is not None}
-        query = self._queries()["states"]
         if values:
             conditions = " AND ".join(self.filters[name] for name in values)
             query += self._translate(f" WHERE {conditions}")
         query += f" ORDER BY {order}"
-        if limit is not None:
-            query += f" LIMIT {limit:d}"
-        return [codec.read_state(row) for row in self._run(query, values)]
+        return query if limit is None else f"{query} LIMIT {limit:d}", values
 
     def queued_runs(self) -> set[str]:
         """Return the ids of the runs that have a queued rollout."""

@@ -20,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from lightspan.errors import StoreClosedError
+from lightspan.errors import StoreClosedError, StoreError
 from lightspan.stores._sql.connections import OpenDatabase
 from lightspan.stores._sql.group_commit import Committer, Job, Work, first_jobs, resolve, run_jobs
 from lightspan.stores.sqlite import file
@@ -98,12 +98,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         return cast("asyncio.Future[list[R]]", job.future)
 
     def _query(self, query: Callable[[], R]) -> R:
-        try:
-            return file.retry_while_busy(query, self._timings.busy_timeout_s)
-        except Exception as error:
-            if not file.is_low_level(error):
-                raise
-            raise file.explain(error, self._path) from error
+        return _explained(query, self._path, self._timings)
 
     def stop(self) -> None:
         self._read_thread.shutdown()
@@ -197,3 +192,48 @@ class SQLiteDatabase(OpenDatabase, Committer):
             explained.__cause__ = error
             return explained
         return error
+
+
+class SQLiteReader(OpenDatabase):
+    """The connection of a SQLite store that this process must not change.
+
+    A process that opens the file for writing adds files to its folder, and the last one removes
+    them. This connection does not notice that, so it is made anew when those files have changed.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float], timings: StoreTimings) -> None:
+        self._path = path
+        self._timings = timings
+        self._files = file.files_of(path)
+        self._db = file.connect_to_read(path, self._files, timings.busy_timeout_s)
+        self._tables = SQLiteReadTables(self._db, clock)
+        unused = SQLiteWriteTables(self._db, clock)  # `SQLStore` refuses to write
+        super().__init__(unused, unused, self._tables)
+
+    def write(self, work: Work[T, R], items: Sequence[T], cost: int) -> Awaitable[list[R]]:
+        raise StoreError(f"store {self._path} was opened for reading only")
+
+    def _query(self, query: Callable[[], R]) -> R:
+        while True:
+            if (files := file.files_of(self._path)) != self._files:
+                file.close_reader(self._db, self._path, self._files)
+                self._files = files
+                self._db = file.connect_to_read(self._path, files, self._timings.busy_timeout_s)
+                self._tables.use(self._db)
+            result = _explained(query, self._path, self._timings)
+            # Without a lock, a query may have read pages that a new writer was changing.
+            if file.files_of(self._path) == self._files:
+                return result
+
+    def stop(self) -> None:
+        self._read_thread.shutdown()
+        file.close_reader(self._db, self._path, self._files)
+
+
+def _explained(query: Callable[[], R], path: Path, timings: StoreTimings) -> R:
+    try:
+        return file.retry_while_busy(query, timings.busy_timeout_s)
+    except Exception as error:
+        if not file.is_low_level(error):
+            raise
+        raise file.explain(error, path) from error

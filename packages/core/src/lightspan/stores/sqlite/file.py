@@ -17,12 +17,18 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import DataError, LightspanError, StoreError, StoreFormatError
+from lightspan.errors import (
+    DataError,
+    LightspanError,
+    NotFoundError,
+    StoreError,
+    StoreFormatError,
+)
 from lightspan.schema import clock
 from lightspan.stores._sql.queries import read_text, statements_of
 
@@ -68,10 +74,90 @@ def connect(
         raise explain(error, path) from error
 
 
-def _connect(name: str) -> sqlite3.Connection:
+class Files(NamedTuple):
+    """What identifies the files of a store, to notice that another process has replaced them."""
+
+    device: int
+    inode: int
+    log: int | None
+    """Inode of the write-ahead log; None if there is none or it is empty."""
+    changed_ns: int
+    """Time of the last change of the file; 0 if there is a log, by which changes are noticed."""
+
+
+def files_of(path: Path) -> Files:
+    """Return what identifies the files of a store.
+
+    Raises:
+        StoreError: the store's file does not exist any more, or cannot be reached.
+    """
+    try:
+        store = path.stat()
+    except OSError as error:
+        raise StoreError(f"store {path}: it cannot be read any more: {error.strerror}") from error
+    log = _log_of(path)
+    inode = log.st_ino if log is not None and log.st_size else None
+    return Files(store.st_dev, store.st_ino, inode, 0 if inode else store.st_mtime_ns)
+
+
+def _log_of(path: Path) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return path.with_name(f"{path.name}-wal").stat()
+    return None
+
+
+def connect_to_read(path: Path, files: Files, busy_timeout_s: float) -> sqlite3.Connection:
+    """Return a connection to the store at `path` that changes nothing in its folder.
+
+    Args:
+        path: file of the store.
+        files: what `files_of` returned.
+        busy_timeout_s: seconds for which another process may hold the lock.
+
+    Raises:
+        NotFoundError: the file is empty.
+        StoreFormatError: the file is not a store, or has another format version.
+        StoreError: the file cannot be read.
+    """
+    # SQLite cannot read a file in WAL mode without the files that a writer adds, and would create
+    # them. If there are none, no process writes, so the file can be read without locks.
+    mode = "immutable=1" if files.log is None else "readonly_shm=1"
+    try:
+        db = _connect(f"{path.as_uri()}?mode=ro&{mode}", uri=True)
+        try:
+            if retry_while_busy(lambda: _is_empty(db, path), busy_timeout_s):
+                raise NotFoundError(f"there is no store {path}: nothing was recorded there")
+        except BaseException:
+            close_reader(db, path, files)
+            raise
+        return db
+    except (sqlite3.Error, OSError) as error:
+        name = _error_name(error)
+        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+            raise StoreError(f"store {path}: {_UNREADABLE} ({name}: {error})") from error
+        raise explain(error, path) from error
+
+
+def close_reader(db: sqlite3.Connection, path: Path, files: Files) -> None:
+    """Close a connection of `connect_to_read`, unless that would drop locks of this process.
+
+    Closing a file that was opened without locks drops the locks of the process's other connections
+    to it. If there are such connections, there is a write-ahead log.
+    """
+    if files.log is None and _log_of(path) is not None:
+        _unclosed.append(db)
+    else:
+        db.close()
+
+
+_unclosed: Final[list[sqlite3.Connection]] = []
+
+
+def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
     """Return a connection that several threads may use, one at a time, and that never waits."""
     return sqlite3.connect(
         name,
+        uri=uri,
         timeout=0,
         isolation_level=None,
         check_same_thread=False,
@@ -117,7 +203,8 @@ def try_begin(db: sqlite3.Connection) -> bool:
 
 
 def _is_busy(error: sqlite3.OperationalError) -> bool:
-    return _error_name(error).startswith("SQLITE_BUSY")
+    # A reader that may not write waits until a writer has prepared the log's index.
+    return _error_name(error).startswith(("SQLITE_BUSY", "SQLITE_READONLY_CANTINIT"))
 
 
 def disable_checkpoints(db: sqlite3.Connection) -> None:
@@ -175,6 +262,10 @@ _CHANGED: Final = (
 _WRITABLE: Final = (
     "it cannot be written: check the owner and permissions of the file and of its folder (SQLite "
     "keeps two more files there), or name another place"
+)
+_UNREADABLE: Final = (
+    "it cannot be read: check the permissions of the file and of its folder. A file FILE-wal "
+    "beside it can be read only with FILE-shm: copy all three, or open the store for writing once"
 )
 _FULL: Final = (
     "the disk or its quota is full: this write was refused and what was acknowledged before is "

@@ -41,3 +41,10 @@ FROM json_each(?) AS requested
     CROSS JOIN token_records ON attempt = attempts.position
     LEFT JOIN call_outcomes USING (attempt, call_id)
 ORDER BY requested.key, sequence_start, call_id, choice
+
+-- name: search
+SELECT DISTINCT attempt FROM spans
+WHERE attempt >= :first AND attempt < :last
+    AND (attempt >> 20) IN (SELECT value FROM json_each(:rollouts))
+    AND (instr(body, :text) OR :json <> :text AND instr(body, :json))
+ORDER BY attempt DESC

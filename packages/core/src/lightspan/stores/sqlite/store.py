@@ -10,7 +10,7 @@ from typing import Final
 from lightspan.schema import clock as machine
 from lightspan.stores._sql.store import SQLStore
 from lightspan.stores.protocol import StoreCapabilities
-from lightspan.stores.sqlite.database import SQLiteDatabase
+from lightspan.stores.sqlite.database import SQLiteDatabase, SQLiteReader
 from lightspan.stores.timings import StoreTimings
 
 _POLL_INTERVALS_S: Final = (0.002, 0.02)
@@ -19,10 +19,11 @@ notify a process of the writes of another process. A change by this process ends
 """
 
 
-class SQLiteStore(SQLStore[SQLiteDatabase]):
+class SQLiteStore(SQLStore[SQLiteDatabase | SQLiteReader]):
     """A store in a SQLite file. Open it in each process that uses it, and again after a fork.
 
     The file is in WAL mode, so reads never wait for writes. Acknowledged writes survive `kill -9`.
+    If `read_only` is set before `open`, nothing in the file's folder is changed.
 
     Args:
         path: the file; it is created if it does not exist.
@@ -53,7 +54,9 @@ class SQLiteStore(SQLStore[SQLiteDatabase]):
     def url(self) -> str:
         return f"sqlite://{self.path}{'?power_loss=true' if self._power_loss else ''}"
 
-    def _start(self) -> SQLiteDatabase:
+    def _start(self) -> SQLiteDatabase | SQLiteReader:
+        if self.read_only:
+            return SQLiteReader(self.path, self._clock, self._timings)
         return SQLiteDatabase(
             self.path, self._power_loss, self._clock, self._signal.notify, self._timings
         )

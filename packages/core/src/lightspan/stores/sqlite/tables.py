@@ -103,3 +103,7 @@ class SQLiteWriteTables(_Connection, WriteTables):
 
 class SQLiteReadTables(_Connection, ReadTables):
     """The queries of `ReadTables`, which read a store, in SQLite's dialect."""
+
+    def use(self, db: sqlite3.Connection) -> None:
+        """Run the next queries over another connection."""
+        self._db = db

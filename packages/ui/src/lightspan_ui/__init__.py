@@ -1,0 +1,1 @@
+"""A web page for runs, rollouts, calls, prompts and production: `lightspan ui`."""

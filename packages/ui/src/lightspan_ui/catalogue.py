@@ -1,0 +1,387 @@
+"""Keep the summaries of a store's rollouts in memory, to filter, sort and count them.
+
+The summaries are read once, and then only what changed. What only spans tell (agents, users, tags,
+tokens, cost, texts) is read for the rows of a page at once. If a filter needs it, it is read for
+all rollouts in the background, in portions, the newest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from lightspan.errors import NotFoundError
+from lightspan.schema.records import Json
+from lightspan.stores.protocol import Store
+from lightspan_ui import views
+from lightspan_ui.entries import Entry, Scoring, row_of
+from lightspan_ui.facts import Texts, facts_of, needs_records, texts_of
+from lightspan_ui.filters import (
+    SORT_KEYS,
+    SPAN_SORTS,
+    Filters,
+    PageOptions,
+    Predicate,
+    predicates,
+)
+from lightspan_ui.groups import group_rows
+
+PORTION: Final = 128
+"""Number of attempts whose spans are read at once in the background."""
+BINS: Final = 20
+"""Number of bins of the histogram of rewards."""
+MAX_COUNTS: Final = 200
+"""Maximum values of a filter that are counted; the most frequent ones."""
+SEARCH_PORTION: Final = 1_000
+SEARCH_DEADLINE_S: Final = 2.0
+"""Seconds after which a search for text answers with what it has found so far."""
+FIRST_READING_S: Final = 0.5
+"""Seconds for which an answer waits for the reading of spans in the background."""
+MAX_SEARCHES: Final = 8
+"""Maximum number of texts whose attempts are kept."""
+
+
+class TextSearch:
+    """A search for a text in a store's spans, which goes on in portions, the newest first."""
+
+    def __init__(self, store: Store, run_id: str | None, text: str, cursor: int) -> None:
+        self.cursor = cursor
+        """Cursor of the store at which it began."""
+        self.attempts: set[str] = set()
+        self.is_complete = False
+        self._task = asyncio.create_task(self._run(store, run_id, text))
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until the search is complete, or until the time is over.
+
+        Raises:
+            LightspanError: the store cannot be read.
+        """
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
+        for task in done:
+            task.result()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def _run(self, store: Store, run_id: str | None, text: str) -> None:
+        before = None
+        while True:
+            ids = await store.search(text, run_id, before=before, limit=SEARCH_PORTION)
+            self.attempts.update(ids)
+            if len(ids) < SEARCH_PORTION:
+                self.is_complete = True
+                return
+            before = ids[-1]
+
+
+class Catalogue:
+    """The rollouts of a store, or of one run in it.
+
+    Args:
+        store: the open store.
+        run_id: id of the run; None for all rollouts of the store.
+    """
+
+    def __init__(self, store: Store, run_id: str | None) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.cursor = 0
+        self.scoring = Scoring()
+        self.entries: dict[str, Entry] = {}
+        self._by_attempt: dict[str, str] = {}
+        self._newest: list[Entry] | None = None
+        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._searches: dict[str, TextSearch] = {}
+        self._search_lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Stop what goes on in the background."""
+        for search in self._searches.values():
+            search.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._reading
+
+    # --- reading ------------------------------------------------------------------------------
+    async def refresh(self, scoring: Scoring | None = None) -> bool:
+        """Read what changed in the store; return whether anything did.
+
+        Args:
+            scoring: how rewards and steps are computed now; None if that is unchanged.
+
+        Raises:
+            LightspanError: the store cannot be read.
+        """
+        async with self._lock:
+            changes = await self.store.summaries(self.run_id, after=self.cursor)
+            for summary in changes.rows:
+                old = self.entries.get(summary.rollout_id)
+                entry = Entry(summary)
+                if old is not None and old.facts is not None and old.facts.change == summary.change:
+                    entry.facts = old.facts
+                self.entries[summary.rollout_id] = entry
+                if summary.attempt_id is not None:
+                    self._by_attempt[summary.attempt_id] = summary.rollout_id
+                self.scoring.apply(entry)
+            if changes.rows:
+                self._newest = None
+            is_changed = changes.cursor != self.cursor
+            self.cursor = changes.cursor
+            if scoring is not None and scoring is not self.scoring:
+                earlier, self.scoring = self.scoring, scoring
+                for entry in self.entries.values():
+                    if scoring.changes(earlier, entry):
+                        scoring.apply(entry)
+            return is_changed
+
+    @property
+    def newest(self) -> list[Entry]:
+        """All rollouts, the newest first."""
+        if self._newest is None:
+            self._newest = sorted(self.entries.values(), key=SORT_KEYS["newest"])
+        return self._newest
+
+    def find(self, name: str) -> Entry:
+        """Return the rollout with an id, or that of the attempt with an id.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        entry = self.entries.get(self._by_attempt.get(name, name))
+        if entry is None:
+            raise NotFoundError(f"there is no rollout or attempt {name!r} here")
+        return entry
+
+    def neighbours(self, entry: Entry) -> tuple[str, str]:
+        """Return the ids of the next newer and the next older rollout; empty if there is none."""
+        place = self.newest.index(entry)
+        newer = self.newest[place - 1].summary.rollout_id if place else ""
+        older = self.newest[place + 1 :][:1]
+        return newer, older[0].summary.rollout_id if older else ""
+
+    async def read_facts(self, entries: Sequence[Entry]) -> dict[str, Texts]:
+        """Read the spans of rollouts; return the beginnings of their texts, by rollout id."""
+        ids = {e.summary.attempt_id: e for e in entries if e.summary.attempt_id is not None}
+        if not ids:
+            return {}
+        spans = await self.store.spans(list(ids))
+        doubtful = [name for name in ids if needs_records(spans.get(name, []))]
+        records = await self.store.token_records(doubtful) if doubtful else {}
+        texts = {}
+        for name, entry in ids.items():
+            own = spans.get(name, [])
+            entry.facts = facts_of(entry.summary, own, records.get(name, []))
+            self.scoring.apply(entry)
+            texts[entry.summary.rollout_id] = texts_of(own)
+        return texts
+
+    async def tasks(self, entries: Sequence[Entry]) -> dict[str, Json]:
+        """Return the tasks of rollouts, by rollout id."""
+        ids = [entry.summary.rollout_id for entry in entries]
+        states = await self.store.rollouts(ids) if ids else []
+        return {state.rollout.rollout_id: state.rollout.task for state in states}
+
+    async def forget(self, attempt_id: str) -> None:
+        """Read an attempt's spans again, because it got feedback."""
+        name = self._by_attempt.get(attempt_id)
+        if name is not None:
+            await self.read_facts([self.entries[name]])
+
+    @property
+    def readable(self) -> int:
+        """Number of attempts whose spans can be read."""
+        return sum(entry.is_readable for entry in self.entries.values())
+
+    @property
+    def read(self) -> int:
+        """Number of attempts whose spans were read."""
+        return sum(e.is_readable and e.facts is not None for e in self.entries.values())
+
+    def read_all(self) -> None:
+        """Begin to read the spans of all attempts in the background, if that is not under way."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_all())
+
+    async def wait_read(self, timeout_s: float) -> None:
+        """Wait for the reading in the background, at most for a time."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=timeout_s)
+
+    async def _read_all(self) -> None:
+        while unread := [e for e in self.newest if e.is_readable and e.facts is None]:
+            for start in range(0, len(unread), PORTION):
+                await self.read_facts(unread[start : start + PORTION])
+                await asyncio.sleep(0)
+
+    # --- filters ------------------------------------------------------------------------------
+    async def matching(self, filters: Filters) -> tuple[list[Entry], bool]:
+        """Return the rollouts that pass filters, the newest first.
+
+        The second value tells whether a search for text was stopped by its deadline.
+        """
+        tests = predicates(filters)
+        is_partial = False
+        if filters.text:
+            test, is_partial = await self._search(filters.text)
+            tests.append(test)
+        return [entry for entry in self.newest if all(test(entry) for test in tests)], is_partial
+
+    async def _search(self, text: str) -> tuple[Predicate, bool]:
+        """Return a condition for rollouts that contain a text, and whether it is incomplete."""
+        async with self._search_lock:  # one scan of the store at a time
+            search = self._searches.get(text)
+            if search is None or (search.is_complete and search.cursor != self.cursor):
+                if search is None:
+                    for old in list(self._searches)[: len(self._searches) - MAX_SEARCHES + 1]:
+                        self._searches.pop(old).cancel()
+                search = TextSearch(self.store, self.run_id, text, self.cursor)
+                self._searches[text] = search
+            await search.wait(SEARCH_DEADLINE_S)
+        attempts = search.attempts
+        lower = text.lower()
+
+        def contains(entry: Entry) -> bool:
+            summary = entry.summary
+            return (
+                summary.attempt_id in attempts
+                or lower in summary.rollout_id
+                or lower in (summary.attempt_id or "")
+                or lower in summary.task_id.lower()
+                or lower in summary.message.lower()
+            )
+
+        return contains, not search.is_complete
+
+    async def page(self, filters: Filters, options: PageOptions) -> views.RolloutPage:
+        """Return a page of the rollouts that pass filters."""
+        if filters.needs_spans or options.sort in SPAN_SORTS:
+            await self._begin_reading()
+        entries, is_partial = await self.matching(filters)
+        if options.sort != "newest":
+            entries.sort(key=SORT_KEYS[options.sort])
+        start = place_of(options.cursor, [entry.summary.rollout_id for entry in entries])
+        shown = entries[start : start + options.limit]
+        end = start + len(shown)
+        return views.RolloutPage(
+            rows=await self.rows(shown),
+            total=len(entries),
+            cursor=cursor_of(end, shown[-1].summary.rollout_id) if end < len(entries) else "",
+            version=self.cursor,
+            read=self.read,
+            readable=self.readable,
+            is_partial=is_partial,
+        )
+
+    async def _begin_reading(self) -> None:
+        self.read_all()
+        await self.wait_read(FIRST_READING_S)
+
+    async def rows(self, entries: Sequence[Entry]) -> list[views.RolloutRow]:
+        """Return rollouts as rows of a table, with their texts."""
+        texts = await self.read_facts(entries)
+        tasks = await self.tasks(entries)
+        return [
+            row_of(
+                entry,
+                task_text(tasks.get(entry.summary.rollout_id)),
+                texts.get(entry.summary.rollout_id),
+            )
+            for entry in entries
+        ]
+
+    async def facets(self, filters: Filters) -> views.Facets:
+        """Return counts of the rollouts that pass filters."""
+        await self._begin_reading()
+        entries, _ = await self.matching(filters)
+        return facets_of(entries)
+
+    async def groups(self, filters: Filters, options: PageOptions) -> views.GroupPage:
+        """Return a page of the groups of rollouts that pass filters."""
+        if filters.needs_spans:
+            await self._begin_reading()
+        entries, _ = await self.matching(filters)
+        rows = group_rows(entries, options.sort)
+        start = place_of(options.cursor, [row.name for row in rows])
+        shown = rows[start : start + options.limit]
+        end = start + len(shown)
+        firsts = [row.entries[0] for row in shown]
+        tasks = await self.tasks(firsts)
+        texts = [task_text(tasks.get(entry.summary.rollout_id)) for entry in firsts]
+        return views.GroupPage(
+            groups=[row.view(text) for row, text in zip(shown, texts, strict=True)],
+            total=len(rows),
+            cursor=cursor_of(end, shown[-1].name) if end < len(rows) else "",
+        )
+
+
+# --- pages --------------------------------------------------------------------------------------
+def cursor_of(place: int, name: str) -> str:
+    """Return the cursor of the page after a row: its place, and its name if rows were added."""
+    return f"{place}~{name}"
+
+
+def place_of(cursor: str, names: Sequence[str]) -> int:
+    """Return the place of the first row of a page among the names of all rows."""
+    place, _, name = cursor.partition("~")
+    with contextlib.suppress(ValueError):
+        return names.index(name) + 1
+    return int(place) if place.isdecimal() and len(place) < 12 else 0
+
+
+def task_text(task: Json) -> str:
+    """Return a task as text."""
+    return task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
+
+
+# --- counts -------------------------------------------------------------------------------------
+def facets_of(entries: Sequence[Entry]) -> views.Facets:
+    """Return counts of rollouts by the values of each filter."""
+    rewards = [entry.reward for entry in entries if entry.reward is not None]
+    facts = [entry.facts for entry in entries if entry.facts is not None]
+    return views.Facets(
+        total=len(entries),
+        scored=len(rewards),
+        mean=math.fsum(rewards) / len(rewards) if rewards else None,
+        status=counts(str(entry.summary.status) for entry in entries),
+        mode=counts(str(entry.summary.mode) for entry in entries),
+        outcome=counts(str(e.summary.outcome) for e in entries if e.summary.outcome is not None),
+        service=counts(entry.summary.run_id for entry in entries),
+        agent=counts(path for each in facts for path, _ in each.agents),
+        user=counts(each.user for each in facts if each.user),
+        session=counts(each.session for each in facts if each.session),
+        tag=counts(tag for each in facts for tag in each.tags),
+        rated=counts("yes" if entry.is_rated else "no" for entry in entries),
+        rewards=histogram(rewards),
+    )
+
+
+def counts(values: Iterable[str]) -> list[views.Count]:
+    """Return how often values occur, the most frequent first."""
+    ordered = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
+    return [views.Count(name=name, n=n) for name, n in ordered[:MAX_COUNTS]]
+
+
+def histogram(values: Sequence[float]) -> list[views.Bin]:
+    """Return the counts of values in bins of equal width, from the lowest to the highest value.
+
+    Values between 0 and 1 get the bins of that range. The list is empty if there are no values.
+    """
+    if not values:
+        return []
+    low, high = min(0.0, min(values)), max(1.0, max(values))
+    if low < 0 or high > 1:
+        low, high = min(values), max(values)
+        high = high if high > low else low + 1
+    width = (high - low) / BINS
+    places = Counter(min(BINS - 1, int((value - low) / width)) for value in values)
+    return [
+        views.Bin(low=low + i * width, high=low + (i + 1) * width, n=places[i]) for i in range(BINS)
+    ]
