@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,10 +68,11 @@ def serve() -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the committed runs."""
-    folder = tmp_path_factory.mktemp("ui") / "runs"
-    shutil.copytree(DATA / "runs", folder)
-    return folder
+    """Return the folder of the committed runs (make_runs.py)."""
+    folder = tmp_path_factory.mktemp("ui")
+    with tarfile.open(DATA / "runs.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "runs"
 
 
 @dataclass

@@ -55,7 +55,7 @@ def train_sql(model: str, data: str) -> None:
         trainer = Trainer(
             algorithm, steps=8, folder=f"runs/{name}", metric="execution accuracy", cluster="schema"
         )
-        trainer.fit(answer, tasks["train"], tasks["test"][:HELD_OUT], agents=AGENTS)
+        trainer.fit(answer, tasks["train"], tasks["test"][::12][:HELD_OUT], agents=AGENTS)
 
 
 def reply(request: Request) -> str:
@@ -76,12 +76,12 @@ def reflect(request: Request) -> str:
 
 
 @rollout
-def help_desk(task: dict[str, str], prompt: str) -> float:
+def help_desk(task: dict[str, str], prompt: PromptTemplate) -> float:
     """Answer a question; 1 for an answer that helps, else 0."""
     import openai
 
     client = openai.OpenAI(base_url=task["url"], api_key="unused")
-    text = prompt.replace("{question}", task["question"])
+    text = prompt.format(question=task["question"])
     answer = client.chat.completions.create(
         model="help-desk", messages=[{"role": "user", "content": text}]
     )
