@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightspan.algorithms.recorded_attempts import (
     Query,
-    is_feedback,
     read_attempts,
     score_of_attempt,
 )
@@ -399,7 +398,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
         f"{rollout.task_id}): {view.state.status}"
     )
     is_production = rollout.mode is Mode.PRODUCTION
-    is_rated = is_production and any(is_feedback(span) for span in episode.spans)
+    is_rated = is_production and any(c.is_feedback(span) for span in episode.spans)
     reason = "feedback" if is_rated else episode.reward_source
     source = f" ({reason})" if reason else ""
     reward = score_of_attempt(episode) if is_production else episode.reward

@@ -36,6 +36,8 @@ MAX_GROUP: Final = 64
 """Maximum number of rollouts of a group that are shown side by side; the best ones."""
 MAX_COMMENT: Final = 2_000
 MAX_COMPARED: Final = 12
+STORE_S: Final = 1.5
+"""Seconds for which the list of places waits for a store."""
 
 
 class Api:
@@ -347,16 +349,18 @@ async def _tasks_of(catalogue: Catalogue, prompts: views.Prompts) -> dict[str, s
 
 
 async def _store_summary(place: Place) -> views.StoreSummary:
+    """Return the summary of a store, whose server may not answer for a while."""
     name = place.name.partition("/")[2]
     url = secretless(public_url(place.url))
+    task = asyncio.create_task(place.count())
+    done, _ = await asyncio.wait([task], timeout=STORE_S)
+    if not done:
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return views.StoreSummary(name=name, url=url, error=f"no answer for {STORE_S:g} s so far")
     try:
-        catalogue = await place.catalogue()
-        counts = await catalogue.store.count()
+        return views.StoreSummary(name=name, url=url, rollouts=task.result())
     except (LightspanError, OSError) as error:
         return views.StoreSummary(name=name, url=url, error=error_text(error))
-    return views.StoreSummary(
-        name=name, url=url, rollouts={str(status): n for status, n in counts.items()}
-    )
 
 
 def _whole(text: str, name: str, low: int, high: int) -> int:

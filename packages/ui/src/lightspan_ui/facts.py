@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.algorithms.recorded_attempts import apply_feedback, is_feedback, score_of_attempt
+from lightspan.algorithms.recorded_attempts import apply_feedback, score_of_attempt
 from lightspan.lightning.episode import Episode, RewardSource, build_episode
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import (
@@ -98,7 +98,7 @@ def facts_of(
         user=_first_text(attributes, USER_KEYS),
         session=_first_text(attributes, SESSION_KEYS),
         tags=tuple(map(sys.intern, tags_of(attributes))),
-        is_rated=any(map(is_feedback, spans)),
+        is_rated=any(map(c.is_feedback, spans)),
         reward=score_of_attempt(episode) if is_production else episode.reward,
         dimensions=dict(episode.dimensions) or None,
         source=episode.reward_source,

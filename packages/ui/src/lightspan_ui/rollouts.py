@@ -13,7 +13,6 @@ from typing import Any, Final
 from lightspan.algorithms.recorded_attempts import (
     RecordedAttempt,
     apply_feedback,
-    is_feedback,
 )
 from lightspan.errors import NotFoundError
 from lightspan.lightning.advantages import Explanation
@@ -92,7 +91,7 @@ def rollout_detail(
     """
     episode = view.episode
     is_production = view.state.rollout.mode is Mode.PRODUCTION
-    given = is_production and any(map(is_feedback, spans))
+    given = is_production and any(map(c.is_feedback, spans))
     trace_id = next((span.trace_id for span in spans if span.trace_id), "")
     return views.RolloutDetail(
         row=row,
@@ -111,7 +110,7 @@ def rollout_detail(
         ],
         spans=span_rows(spans),
         calls=[call_row(view, entry) for entry in view.coverage.entries],
-        ratings=[rating(span) for span in spans if is_feedback(span)],
+        ratings=[rating(span) for span in spans if c.is_feedback(span)],
         trace_id=trace_id,
         **others,
     )

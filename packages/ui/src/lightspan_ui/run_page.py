@@ -90,7 +90,7 @@ def detail_of(
         summary=summary,
         settings=flat_settings(folder.read_config()),
         agents=coverage.agents(),
-        coverage_of=coverage.rollouts,
+        coverage_of=coverage.rollouts + sum(e.summary.attempt_id is None for e in entries),
         rollouts=len(entries),
         pruned=pruned_text(lines, stored) if catalogue is not None else "",
         overrides=coverage.overrides(),

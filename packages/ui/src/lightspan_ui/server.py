@@ -193,7 +193,7 @@ def head_of(request: web.Request, cookie: str) -> Head:
 
 def signed_in(request: web.Request, guard: Guard) -> web.Response:
     """Return a redirect to the same page without the token, which the cookie then holds."""
-    query = request.rel_url.update_query().without_query_params("token").raw_query_string
+    query = request.rel_url.without_query_params("token").raw_query_string
     # a path that began with two slashes would name another host
     path = "/" + request.rel_url.raw_path.lstrip("/")
     response = web.Response(

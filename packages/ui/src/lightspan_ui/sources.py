@@ -25,6 +25,8 @@ from lightspan_ui.runs import Run, secretless
 
 MAX_RUNS: Final = 2_000
 """Maximum number of runs in a folder that are shown; the last by name."""
+PATIENCE_S: Final = 5.0
+"""Seconds for which an operation is retried while the server of a store is unreachable."""
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
 
 
@@ -81,19 +83,34 @@ class Place:
             LightspanError: the store cannot be read.
         """
         async with self._lock:
-            file = self._file_id()
-            if self._catalogue is not None and file != self._file:  # moved, or replaced by another
-                await self._close()
-            if self._catalogue is None:
-                store = open_to_read(self.url)
-                await store.open()
-                self._catalogue, self._file = Catalogue(store, self._run_id()), file
+            catalogue = await self._open()
             try:
-                await self._catalogue.refresh(scoring)
+                await catalogue.refresh(scoring)
             except BaseException:
                 await self._close()
                 raise
-            return self._catalogue
+            return catalogue
+
+    async def count(self) -> dict[str, int]:
+        """Return the number of rollouts by status, without reading their summaries.
+
+        Raises:
+            LightspanError: the store cannot be read.
+        """
+        async with self._lock:
+            store = (await self._open()).store
+            return {str(status): n for status, n in (await store.count()).items()}
+
+    async def _open(self) -> Catalogue:
+        """Open the store, unless it is open and its file is still the same."""
+        file = self._file_id()
+        if self._catalogue is not None and file != self._file:  # moved, or replaced by another
+            await self._close()
+        if self._catalogue is None:
+            store = open_to_read(self.url)
+            await store.open()
+            self._catalogue, self._file = Catalogue(store, self._run_id()), file
+        return self._catalogue
 
     async def close(self) -> None:
         """Close the store. Idempotent."""
@@ -189,7 +206,10 @@ def place_of_run(run: Run) -> Place:
 
 def open_to_read(url: str) -> Store:
     """Return the store of a URL, which must exist, without opening it."""
-    return open_existing(url, read_only=True)
+    store = open_existing(url, read_only=True)
+    if (set_patience := getattr(store, "set_patience", None)) is not None:
+        set_patience(PATIENCE_S)
+    return store
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -215,9 +235,11 @@ def shown_name(path: Path) -> str:
 def store_name(url: str) -> str:
     """Return a short name of a store for addresses, such as `app` for `sqlite:app.db`."""
     text = secretless(public_url(url)).partition("?")[0]
-    path = store_file(url)
-    name = path.stem if path is not None else text.partition("://")[2].rpartition("@")[2]
-    return _UNSAFE.sub("-", name).strip("-") or "store"
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("http", "https"):  # the name of the file or of the database
+        rest = text.rpartition("/")[2].removeprefix("sqlite:")
+    name = rest.removesuffix(".db").removesuffix(".sqlite")
+    return _UNSAFE.sub("-", name).strip("-.") or "store"
 
 
 def store_file(url: str) -> Path | None:

@@ -105,7 +105,8 @@ CREATE TABLE token_records (
     UNIQUE (attempt, call_id, choice)
 );
 
--- Outcomes of calls that were set after the call was written; most calls have no row.
+-- Outcomes of calls that were set after the call was written; most calls have no row. With `call_id`
+-- '(feedback)' or '(feedback, of a call)' it is instead the last feedback on the attempt, as JSON.
 CREATE TABLE call_outcomes (
     attempt BIGINT NOT NULL,
     call_id TEXT COLLATE "C" NOT NULL,

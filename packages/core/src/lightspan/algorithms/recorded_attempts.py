@@ -152,18 +152,15 @@ def apply_feedback(spans: Sequence[Span]) -> list[Span]:
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
     """
-    places = {s.attributes.get(c.REWARD_CALL_ID): n for n, s in enumerate(spans) if is_feedback(s)}
+    places = {
+        s.attributes.get(c.REWARD_CALL_ID): n for n, s in enumerate(spans) if c.is_feedback(s)
+    }
     last = [spans[place] for place in sorted(places.values())]
     if not last:
         return list(spans)
     rewarded = max(span.start_ns for span in spans if span.kind is SpanKind.REWARD)
-    others = [span for span in spans if not is_feedback(span)]
+    others = [span for span in spans if not c.is_feedback(span)]
     return [*others, *(s.replace(late=False, start_ns=rewarded + 1) for s in last)]
-
-
-def is_feedback(span: Span) -> bool:
-    """Return whether the span is feedback, which always arrives late."""
-    return span.kind is SpanKind.REWARD and bool(span.attributes.get(c.FEEDBACK))
 
 
 def score_of(episode: Episode, call: Call) -> float | None:
@@ -180,11 +177,10 @@ def score_of_attempt(episode: Episode) -> float | None:
     It is the feedback on the attempt. If there is feedback only on its calls, it is the last of
     these. Without feedback, it is the reward that the app emitted.
     """
-    feedback = [span.attributes for span in episode.spans if is_feedback(span)]
+    feedback = [span.attributes for span in episode.spans if c.is_feedback(span)]
     if not feedback or any(c.REWARD_CALL_ID not in attributes for attributes in feedback):
         return episode.reward
-    value = feedback[-1].get(c.REWARD_VALUE)
-    return usable(value) if isinstance(value, float | int) else None
+    return usable(feedback[-1].get(c.REWARD_VALUE))
 
 
 def reward_bound(name: str, value: float | None) -> float | None:

@@ -23,7 +23,7 @@ from lightspan.schema import semconv as c, spans
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import clean_text
-from lightspan.schema.reward import parse_reward
+from lightspan.schema.reward import parse_reward, reward_attributes
 from lightspan.schema.semconv import exception_attributes
 from lightspan.schema.spans import Attributes, AttributeValue, Span, SpanKind, SpanStatus
 
@@ -68,8 +68,7 @@ def emit_reward(
         call = call and call.removeprefix(prefix)
     fields = {
         **attributes,
-        **{c.REWARD_DIMENSION + name: number for name, number in reward.dimensions.items()},
-        c.REWARD_VALUE: reward.value,
+        **reward_attributes(reward),
         c.REWARD_CALL_ID: call,
         c.REWARD_SPAN_ID: span.span_id if isinstance(span, Span) else span,
     }

@@ -29,7 +29,7 @@ from lightspan.errors import DataError
 from lightspan.lightning.span_tree import SpanNode, build_tree, walk
 from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
-from lightspan.schema.reward import usable
+from lightspan.schema.reward import Reward, reward_of, usable
 from lightspan.schema.routing import Route, agent_name, join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome, TokenRecord
@@ -56,14 +56,6 @@ _OUTCOMES: Final = {str(outcome): outcome for outcome in CallOutcome}
 _ROUTES: Final = {str(route): route for route in Route}
 
 
-class EmittedReward(msgspec.Struct, frozen=True, gc=False):
-    """A reward that the app emitted with `emit_reward`."""
-
-    value: float | None
-    """The reward; None if it is unusable (NaN, infinity)."""
-    dimensions: dict[str, float]
-
-
 class Call(msgspec.Struct, frozen=True, gc=False):
     """A model call of an attempt, from its token record, its span, or both."""
 
@@ -80,7 +72,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     record: TokenRecord | None = None
     """Token record; None if the token ids are unknown."""
     span: Span | None = None
-    rewards: tuple[EmittedReward, ...] = ()
+    rewards: tuple[Reward, ...] = ()
     """Rewards emitted on this call or its span, by time. All choices of a call share them."""
 
     @property
@@ -317,7 +309,7 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
         failure_reward: the reward; "lowest" is 0 here. None leaves the episode unchanged.
     """
     is_failure = episode.outcome in _APP_FAILED and episode.finished
-    value = 0.0 if failure_reward == "lowest" else _finite(failure_reward)
+    value = 0.0 if failure_reward == "lowest" else usable(failure_reward)
     if value is not None and is_failure and episode.reward_source is None:
         return replace(episode, reward=value, reward_source="failure", failure_reward=value)
     is_retried = value is not None and episode.retried
@@ -441,7 +433,7 @@ def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
 
 
 def _calls(
-    inputs: _Inputs, rewards: Mapping[str, tuple[EmittedReward, ...]], notes: list[str]
+    inputs: _Inputs, rewards: Mapping[str, tuple[Reward, ...]], notes: list[str]
 ) -> tuple[list[Call], list[Call]]:
     """Return the calls of the attempt, and the calls that were recorded too late.
 
@@ -521,7 +513,7 @@ def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRec
 def _from_record(
     record: TokenRecord,
     llm: Mapping[str, list[Span]],
-    rewards: Mapping[str, tuple[EmittedReward, ...]],
+    rewards: Mapping[str, tuple[Reward, ...]],
 ) -> Call:
     spans = llm.get(record.call_id)
     span = None if spans is None else _primary(spans)
@@ -544,9 +536,7 @@ def _from_record(
     )
 
 
-def _from_spans(
-    call_id: str, spans: list[Span], rewards: Mapping[str, tuple[EmittedReward, ...]]
-) -> Call:
+def _from_spans(call_id: str, spans: list[Span], rewards: Mapping[str, tuple[Reward, ...]]) -> Call:
     span = _primary(spans)
     start, end = (None, None) if span.sequence_start is None else _sequence(span)
     emitted = rewards.get(call_id, ())
@@ -669,7 +659,7 @@ _agent: Final = lru_cache(maxsize=4096)(agent_name)
 
 def _sort_rewards(
     inputs: _Inputs, notes: list[str]
-) -> tuple[list[EmittedReward], dict[str, tuple[EmittedReward, ...]]]:
+) -> tuple[list[Reward], dict[str, tuple[Reward, ...]]]:
     """Separate the rewards of the attempt from the rewards of its calls.
 
     A reward belongs to a call if it names the call's id, span id or response id.
@@ -687,19 +677,19 @@ def _sort_rewards(
     call_ids = {record.call_id for record in inputs.records} | inputs.llm.keys()
     by_span = {span.span_id: call_id for call_id, spans in inputs.llm.items() for span in spans}
     by_span |= {record.span_id: record.call_id for record in inputs.records if record.span_id}
-    on_calls: dict[str, list[EmittedReward]] = defaultdict(list)
+    on_calls: dict[str, list[Reward]] = defaultdict(list)
     final = []
     for span in sorted(inputs.rewards.values(), key=_time):
         target = _target(span)
         if target is None:
-            final.append(_emitted(span))
+            final.append(reward_of(span.attributes))
             continue
         call_id = target if target in call_ids else by_span.get(target)
         call_id = call_id or _by_response(target, inputs.llm)
         if call_id is None:
             notes.append(f"a reward was emitted on {target}, which is no call: it is unused")
         else:
-            on_calls[call_id].append(_emitted(span))
+            on_calls[call_id].append(reward_of(span.attributes))
     for call_id, emitted in sorted(on_calls.items()):
         if len(emitted) > 1:
             notes.append(f"{len(emitted)} rewards on call {call_id}: the last one counts")
@@ -736,25 +726,8 @@ def _target(span: Span) -> str | None:
     return span.links[0].span_id if span.links else None
 
 
-def _emitted(span: Span) -> EmittedReward:
-    prefix = semconv.REWARD_DIMENSION
-    dimensions = {
-        key.removeprefix(prefix): number
-        for key, value in sorted(span.attributes.items())
-        if key.startswith(prefix) and (number := _finite(value)) is not None
-    }
-    return EmittedReward(_finite(span.attributes.get(semconv.REWARD_VALUE)), dimensions)
-
-
-def _finite(value: Any) -> float | None:
-    """Return `value` as float64 if it is a finite number or a bool; None for anything else."""
-    if not isinstance(value, int | float):
-        return None
-    return usable(value)
-
-
 def _final_reward(
-    attempt: Attempt, emitted: Sequence[EmittedReward], notes: list[str]
+    attempt: Attempt, emitted: Sequence[Reward], notes: list[str]
 ) -> tuple[float | None, Mapping[str, float], RewardSource | None]:
     """Return the final reward of an attempt: its value, its named numbers and its source.
 
@@ -772,7 +745,7 @@ def _final_reward(
     last = emitted[-1] if emitted else None
     returned = attempt.reward
     if returned is not None:
-        value = _finite(returned.value)
+        value = usable(returned.value)
         if last is not None and last.value != value:
             notes.append(
                 f"the app returned {returned.value} but emitted {last.value}: {value} counts"

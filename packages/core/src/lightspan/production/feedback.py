@@ -7,8 +7,8 @@ counts. Feedback overrides a reward that the app emitted. Repeating a feedback c
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ from lightspan.production import record
 from lightspan.production.options import STORE_VARIABLE
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptRef
-from lightspan.schema.reward import Reward, parse_reward, usable
+from lightspan.schema.reward import Reward, parse_reward, reward_attributes, usable
 from lightspan.schema.spans import (
     Attributes,
     Span,
@@ -30,14 +30,10 @@ from lightspan.schema.spans import (
 )
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
-from lightspan.stores.protocol import Store
+from lightspan.stores.protocol import SEARCH_LIMIT, Store
 
-_PRODUCTION_CALL: Final = re.compile(r"call-([0-9a-f]{32})-\d+")
-"""Matches the call id of a recorded app. Its group has the digits of the attempt's id."""
 MIN_ID_LENGTH: Final = 6
 """Minimum number of characters of the start or end of an attempt's id that stands for it."""
-_SEARCH_BATCH: Final = 128
-"""Number of rollouts whose spans are read at once."""
 
 
 class Rated(NamedTuple):
@@ -60,7 +56,7 @@ def feedback(
     Args:
         id: id of an attempt (`lightspan.current_attempt_id()`), the beginning or the end of such an
             id, the id of a call, or the `id` of an OpenAI response. To find a response, all
-            attempts are searched, the newest first.
+            spans are searched, those of the newest attempt first.
         reward: a number, a bool (True is 1.0), or a mapping from names to numbers, of which
             `"reward"` counts, such as `{"reward": 1.0, "style": 0.5}`. NaN and infinity are errors.
         store: URL of the store; None for the store to which this process records
@@ -104,8 +100,7 @@ async def _rate(url: str, id: str, reward: Reward, comment: str | None) -> Rated
         attributes = clean_attributes(
             {
                 c.FEEDBACK: True,
-                c.REWARD_VALUE: reward.value,
-                **{c.REWARD_DIMENSION + name: value for name, value in reward.dimensions.items()},
+                **reward_attributes(reward),
                 c.REWARD_CALL_ID: call_id,
                 c.FEEDBACK_COMMENT: comment,
             }
@@ -143,58 +138,44 @@ async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
     Raises:
         NotFoundError: the store has no such attempt, call or response.
     """
-    attempt = await _attempt(store, id)
-    if attempt is not None:
-        return attempt, None
-    names = {id, *(id.removeprefix(prefix) for prefix in RESPONSE_ID_PREFIXES)}
-    for match in filter(None, map(_PRODUCTION_CALL.fullmatch, names)):
-        attempt = await _attempt(store, f"at-{match[1]}")
-        call = None if attempt is None else await _find_call(store, [attempt], names)
-        if call is not None:
-            return call
-    size, similar = len(id), list[Attempt]()
-    rollouts = [state.rollout.rollout_id for state in await store.rollouts()][::-1]
-    for start in range(0, len(rollouts), _SEARCH_BATCH):
-        attempts = await store.attempts(rollouts[start : start + _SEARCH_BATCH])
-        call = await _find_call(store, attempts, names)
-        if call is not None:
-            return call
-        if size >= MIN_ID_LENGTH:
-            parts = ((a, a.attempt_id[:size], a.attempt_id[-size:], a.rollout_id) for a in attempts)
-            similar += [attempt for attempt, *ids in parts if id in ids]
-    if len(similar) == 1:
-        return similar[0], None
-    if similar:
-        ids = ", ".join(attempt.attempt_id for attempt in similar[:5])
-        raise NotFoundError(f"{id!r} stands for {len(similar)} attempts: {ids}")
+    with contextlib.suppress(NotFoundError):
+        return await store.attempt(id), None
+    names = {id, *(id.removeprefix(prefix) for prefix in RESPONSE_ID_PREFIXES)} - {""}
+    if names and (call := await _find_call(store, names)) is not None:
+        return call
+    size = len(id)
     if size < MIN_ID_LENGTH:
         raise NotFoundError(
             f"{id!r} is too short: give {MIN_ID_LENGTH} characters of an attempt's id"
         )
+    rows = (await store.summaries(newest=True)).rows
+    latest = {row.attempt_id: row.rollout_id for row in rows}
+    similar = [a for a, r in latest.items() if a and id in (a[:size], a[-size:], r)]
+    if len(similar) == 1:
+        return await store.attempt(similar[0]), None
+    if similar:
+        ids = ", ".join(similar[:5])
+        raise NotFoundError(f"{id!r} stands for {len(similar)} attempts: {ids}")
     raise NotFoundError(
         f"store {store.url} has no attempt, call or response {id!r}. An attempt is stored when it "
         "has ended; while it runs, use emit_reward()"
     )
 
 
-async def _attempt(store: Store, attempt_id: str) -> Attempt | None:
-    try:
-        return await store.attempt(attempt_id)
-    except NotFoundError:
-        return None
-
-
-async def _find_call(
-    store: Store, attempts: Sequence[Attempt], names: set[str]
-) -> tuple[Attempt, str] | None:
-    """Return the first call in `attempts` with an id in `names`: its attempt and its call id.
+async def _find_call(store: Store, names: set[str]) -> tuple[Attempt, str] | None:
+    """Return the newest call with an id in `names`: its attempt and its call id.
 
     The call's own id and its response id are searched for. None if no call has an id in `names`.
     """
-    spans = await store.spans([attempt.attempt_id for attempt in attempts])
-    for attempt in attempts:
-        for span in spans[attempt.attempt_id]:
-            call_id = span.attributes.get(c.CALL_ID) if span.kind is SpanKind.LLM else None
-            if call_id is not None and names & {call_id, span.attributes.get(c.RESPONSE_ID)}:
-                return attempt, str(call_id)
-    return None
+    before = None
+    while True:
+        # The shortest name is a part of the others.
+        ids = await store.search(min(names, key=len), before=before)
+        for attempt_id, spans in (await store.spans(ids)).items():
+            for span in spans:
+                call_id = span.attributes.get(c.CALL_ID) if span.kind is SpanKind.LLM else None
+                if call_id is not None and names & {call_id, span.attributes.get(c.RESPONSE_ID)}:
+                    return await store.attempt(attempt_id), str(call_id)
+        if len(ids) < SEARCH_LIMIT:
+            return None
+        before = ids[-1]

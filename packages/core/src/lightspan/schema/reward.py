@@ -9,6 +9,7 @@ import msgspec
 
 from lightspan.errors import RewardError
 from lightspan.schema.redaction import clean_text
+from lightspan.schema.semconv import REWARD_DIMENSION, REWARD_VALUE
 
 MAX_NAME_LENGTH: Final = 1_024
 """Maximum characters of a dimension's name."""
@@ -17,7 +18,7 @@ LARGEST: Final = 1e100
 `-sys.float_info.max`, which an app may use for a failure."""
 
 
-class Reward(msgspec.Struct, frozen=True):
+class Reward(msgspec.Struct, frozen=True, gc=False):
     """A reward: a number, which is `value`, and further named numbers, which are `dimensions`."""
 
     value: float | None
@@ -49,9 +50,29 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
     return Reward(usable(_number(value)))
 
 
-def usable(number: float) -> float | None:
-    """Return a number as a float; None for NaN, infinity and numbers beyond `LARGEST`."""
-    return float(number) if -LARGEST <= number <= LARGEST else None
+def usable(number: Any) -> float | None:
+    """Return a number or bool as a float; None for NaN, infinity and numbers beyond `LARGEST`.
+
+    None for anything else, too.
+    """
+    is_number = isinstance(number, int | float)
+    return float(number) if is_number and -LARGEST <= number <= LARGEST else None
+
+
+def reward_attributes(reward: Reward) -> dict[str, float | None]:
+    """Return the attributes of a span that records a reward."""
+    dimensions = {REWARD_DIMENSION + name: number for name, number in reward.dimensions.items()}
+    return {**dimensions, REWARD_VALUE: reward.value}
+
+
+def reward_of(attributes: Mapping[str, Any]) -> Reward:
+    """Return the reward in the attributes of a span, without numbers that are not `usable`."""
+    dimensions = {
+        key.removeprefix(REWARD_DIMENSION): number
+        for key, value in sorted(attributes.items())
+        if key.startswith(REWARD_DIMENSION) and (number := usable(value)) is not None
+    }
+    return Reward(usable(attributes.get(REWARD_VALUE)), dimensions)
 
 
 def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:

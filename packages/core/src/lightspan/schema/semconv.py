@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lightspan.schema.redaction import bounded_text
-from lightspan.schema.spans import Attributes, text_of
+from lightspan.schema.spans import Attributes, Span, SpanKind, text_of
 
 # --- OpenTelemetry GenAI ------------------------------------------------------------------
 OPERATION_NAME: Final = "gen_ai.operation.name"
@@ -177,6 +177,11 @@ def model_of(attributes: Mapping[str, Any]) -> str | None:
 
 def _first_text(attributes: Mapping[str, Any], *keys: str) -> str | None:
     return next((str(attributes[key]) for key in keys if attributes.get(key)), None)
+
+
+def is_feedback(span: Span) -> bool:
+    """Return whether the span is feedback, which always arrives late."""
+    return span.kind is SpanKind.REWARD and bool(span.attributes.get(FEEDBACK))
 
 
 def usage_of(attributes: Mapping[str, Any]) -> tuple[int | None, int | None]:

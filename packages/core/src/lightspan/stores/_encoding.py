@@ -14,7 +14,8 @@ import msgspec
 
 from lightspan.errors import DataError
 from lightspan.schema.records import AttemptRef, Peer, Rollout
-from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME
+from lightspan.schema.reward import Reward, reward_of
+from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME, REWARD_CALL_ID, is_feedback
 from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores._validation import check_integer
@@ -36,6 +37,13 @@ class PackedRollout(NamedTuple):
         return len(self.body)
 
 
+class Feedback(NamedTuple):
+    """A reward that arrives after its attempt, for the attempt or for one of its calls."""
+
+    reward: Reward
+    is_of_call: bool
+
+
 class PackedSpan(NamedTuple):
     attempt_id: str
     epoch: int
@@ -44,6 +52,8 @@ class PackedSpan(NamedTuple):
     late: bool
     """Whether the span was already marked late, in the store from which it is copied."""
     body: bytes
+    feedback: Feedback | None = None
+    """The feedback that the span records; None for any other span."""
 
     @property
     def size(self) -> int:
@@ -102,7 +112,11 @@ def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"span {span.span_id!r} ({span.name}) cannot be stored: {error}") from error
     call_id = str(span.attributes.get(CALL_ID, ""))
-    return PackedSpan(attempt.attempt_id, attempt.epoch, span.span_id, call_id, span.late, body)
+    packed = PackedSpan(attempt.attempt_id, attempt.epoch, span.span_id, call_id, span.late, body)
+    if not is_feedback(span):
+        return packed
+    feedback = Feedback(reward_of(span.attributes), REWARD_CALL_ID in span.attributes)
+    return packed._replace(feedback=feedback)
 
 
 def pack_call(call: StoredCall) -> PackedCall:

@@ -293,6 +293,13 @@ def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]
     return [None] * len(items)
 
 
+def touch(tables: Tables, attempt_ids: Iterable[str]) -> None:
+    """Count a change of the rollouts of attempts, so that `Store.watch` returns them again."""
+    attempts = tables.attempts_by_id(list(attempt_ids)).values()
+    rollouts = tables.progress(list({attempt.rollout_id for attempt in attempts}))
+    tables.update_rollouts([replace(r, change=tables.next_change()) for r in rollouts.values()])
+
+
 def find_attempts(tables: Lookup, attempt_ids: Sequence[str]) -> dict[str, Attempt]:
     """Return the attempts by id; raise `NotFoundError` if one is unknown."""
     attempts = tables.attempts_by_id(attempt_ids)

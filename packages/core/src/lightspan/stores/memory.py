@@ -149,7 +149,7 @@ class _RolloutRow:
             outcome=row.attempt.outcome,
             message=row.attempt.message,
             reward=row.attempt.reward,
-            feedback=row.feedback,
+            feedback=row.feedback.get(False, row.feedback.get(True)),
             started_at=None if latest is None else row.attempt.started_at,
             ended_at=row.attempt.ended_at,
             capture_errors=len(row.attempt.capture_errors),
@@ -165,8 +165,8 @@ class _AttemptRow:
     """(Call id, choice) → record, and whether it is late."""
     outcomes: dict[str, CallOutcome] = field(default_factory=dict)
     """Call id → outcome, for calls whose outcome changed after they were written."""
-    feedback: Reward | None = None
-    """The feedback on the attempt, else the last on one of its calls; None if there is none."""
+    feedback: dict[bool, Reward] = field(default_factory=dict)
+    """The last feedback on the attempt (key False), and the last on one of its calls (True)."""
 
     def is_late(self, epoch: int) -> bool:
         return self.attempt.sealed or self.attempt.epoch != epoch
@@ -406,6 +406,11 @@ class _MemoryTables(_state_machine.Tables):
 
     def add_spans(self, items: Sequence[PackedSpan]) -> list[bool]:
         check_known("attempt", [item.attempt_id for item in items], self._attempts)
+        for item in items:
+            row = self._attempts[item.attempt_id]
+            if item.feedback and item.span_id not in row.spans:
+                row.feedback[item.feedback.is_of_call] = item.feedback.reward
+                _state_machine.touch(self, [item.attempt_id])
         return [self._attempts[item.attempt_id].add_span(item) for item in items]
 
     def add_calls(self, items: Sequence[PackedCall]) -> list[bool]:

@@ -422,6 +422,9 @@ class Store(Protocol):
         A span is late if the attempt has ended, or if the argument `attempt` has another epoch
         than the stored attempt.
 
+        A new span of feedback (`semconv.is_feedback`) counts as a change of its rollout: `watch`
+        and `summaries` return the rollout again.
+
         Raises:
             DataError: a span is another attempt's, or has a value that cannot be stored.
             NotFoundError: the attempt is unknown.

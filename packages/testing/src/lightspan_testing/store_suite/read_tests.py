@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import Any
 
 import pytest
 
 from lightspan.errors import DataError, NotFoundError
 from lightspan.schema.records import (
+    Attempt,
     AttemptStatus,
     Mode,
     Outcome,
@@ -15,6 +18,8 @@ from lightspan.schema.records import (
     RolloutSummary,
 )
 from lightspan.schema.reward import Reward
+from lightspan.schema.semconv import FEEDBACK, REWARD_CALL_ID, REWARD_DIMENSION, REWARD_VALUE
+from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     LEASE_S,
@@ -28,9 +33,19 @@ from lightspan_testing.store_suite.base import (
     make_rollout,
     make_span,
     ref,
+    spans_of,
     start,
     state_of,
 )
+
+
+def make_feedback(
+    attempt: Attempt, number: int, value: float, *, call: str | None = None, **attributes: Any
+) -> Span:
+    """Build a span of feedback on the attempt; on the call `call` unless it is None."""
+    of_call = {} if call is None else {REWARD_CALL_ID: call}
+    fields = {FEEDBACK: True, REWARD_VALUE: value, **of_call, **attributes}
+    return make_span(attempt, 0xFEED_0000 + number, kind=SpanKind.REWARD, attributes=fields)
 
 
 class ReadTests(StoreTests):
@@ -152,6 +167,54 @@ class ReadTests(StoreTests):
                 await store.summaries(**{field: number})  # type: ignore[arg-type]
         with pytest.raises(DataError, match="limit"):
             await store.summaries(limit=0)
+
+    # --- feedback -------------------------------------------------------------------------
+    async def test_feedback_is_a_change_of_its_rollout(self, store: Store) -> None:
+        await store.start([make_production(f"ro-{n}", token=f"t-{n}") for n in range(3)])
+        attempts = await store.attempts(["ro-0", "ro-1", "ro-2"])
+        await store.report([make_report(attempt, reward=Reward(1.0)) for attempt in attempts])
+        before = await store.summaries()
+        watching = asyncio.create_task(store.watch(before.cursor, timeout_s=60))
+        await asyncio.sleep(0)
+        rated = attempts[1]
+        spans = [
+            make_feedback(rated, 1, 0.25, call="call-1"),
+            make_feedback(rated, 2, 0.5, **{REWARD_DIMENSION + "style": 0.75}),
+            make_feedback(rated, 3, 0.0, call="call-2"),
+        ]
+        expected = [Reward(0.25), Reward(0.5, {"style": 0.75}), Reward(0.5, {"style": 0.75})]
+        cursor = before.cursor
+        for span, feedback in zip(spans, expected, strict=True):
+            assert await store.add_spans(ref(rated), [span]) == 1
+            page = await store.summaries(after=cursor)
+            [row] = page.rows
+            assert (row.rollout_id, row.feedback, row.reward) == ("ro-1", feedback, Reward(1.0))
+            assert row.status is RolloutStatus.SUCCEEDED
+            cursor = page.cursor
+        [state] = (await watching).rollouts
+        assert state.rollout.rollout_id == "ro-1"
+        # a repeated span changes nothing, even if another came later
+        await store.add_spans(ref(rated), spans)
+        assert (await store.summaries(after=cursor)).rows == []
+        assert await spans_of(store, rated) == [span.replace(late=True) for span in spans]
+        assert (await store.attempt(rated.attempt_id)).reward == Reward(1.0)
+        newest = await store.summaries("", newest=True)
+        assert [row.feedback for row in newest.rows] == [None, expected[-1], None]
+
+    async def test_feedback_before_the_end_and_in_a_batch(self, store: Store) -> None:
+        attempt = await start(store)
+        spans = [make_span(attempt, 9), make_feedback(attempt, 1, 1), make_feedback(attempt, 2, 2)]
+        await store.add_spans(ref(attempt), spans)
+        [row] = (await store.summaries()).rows
+        assert (row.status, row.feedback) == (RolloutStatus.RUNNING, Reward(2.0))
+        await store.report([make_report(attempt, AttemptStatus.LOST)])
+        assert len(await store.claim("runner", 1, LEASE_S)) == 1  # it is still queued once
+        assert await store.claim("runner", 1, LEASE_S) == []
+
+    async def test_feedback_that_is_no_number(self, store: Store) -> None:
+        attempt = await start(store)
+        await store.add_spans(ref(attempt), [make_feedback(attempt, 1, math.nan)])
+        assert (await store.summaries()).rows[0].feedback == Reward(None)
 
     # --- search ---------------------------------------------------------------------------
     async def test_attempts_by_a_text_of_their_spans(self, store: Store) -> None:

@@ -109,11 +109,14 @@ SELECT body, status, infrastructure_tries, attempt_id, created_at, finished_at, 
 FROM rollouts JOIN rollout_bodies USING (position)
 
 -- name: summaries
-SELECT body, rollouts.rollout_id, run_id, mode, step, rollouts.status, created_at, rollouts.position, change, attempts.attempt_id, runner_id, attempts.outcome, message, reward, call_outcomes.outcome, started_at, ended_at, capture_errors
+SELECT body, rollouts.rollout_id, run_id, mode, step, rollouts.status, created_at, rollouts.position, change, attempts.attempt_id, runner_id, attempts.outcome, message, reward, (
+        SELECT outcome FROM call_outcomes
+        WHERE attempt = attempts.position AND call_id IN ('(feedback)', '(feedback, of a call)')
+        ORDER BY call_id LIMIT 1
+    ), started_at, ended_at, capture_errors
 FROM rollouts
     JOIN rollout_bodies ON rollout_bodies.position = rollouts.position
     LEFT JOIN attempts ON attempts.attempt_id = rollouts.attempt_id
-    LEFT JOIN call_outcomes ON attempt = attempts.position AND call_id = '(feedback)'
 
 -- name: attempts_at
 WITH RECURSIVE chain (attempt_id) AS (

@@ -21,7 +21,13 @@ from lightspan.schema.records import (
     RolloutSummary,
 )
 from lightspan.schema.reward import Reward
-from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan, unpack_rollout
+from lightspan.stores._encoding import (
+    Feedback,
+    PackedCall,
+    PackedRollout,
+    PackedSpan,
+    unpack_rollout,
+)
 from lightspan.stores._state_machine import Progress
 
 _msgpack = msgspec.msgpack.Encoder()
@@ -60,6 +66,15 @@ class AttemptKey(NamedTuple):
 def span_row(attempt: AttemptKey, span: PackedSpan) -> tuple[int, str, str, bool, bytes]:
     late = span.late or attempt.is_late(span.epoch)
     return attempt.position, span.span_id, span.call_id, late, span.body
+
+
+def feedback_row(feedback: Feedback) -> tuple[str, str]:
+    """Return the key in `call_outcomes` and the value of an attempt's feedback.
+
+    The query `summaries` reads the key that is first in the order of texts.
+    """
+    key = "(feedback, of a call)" if feedback.is_of_call else "(feedback)"
+    return key, msgspec.json.encode(feedback.reward).decode()
 
 
 def record_rows(attempt: AttemptKey, call: PackedCall) -> list[tuple[Any, ...]]:

@@ -342,7 +342,9 @@ class SQLStore(OpenedStore[D]):
         database = self._opened
         if not packed:  # no write checks that the attempt exists
             await self.attempt(attempt.attempt_id)
-        return sum(await self._write(database.adding.add_spans, packed, check=database.check_spans))
+        # Feedback is a change of its rollout.
+        tables = database.moving if any(item.feedback for item in packed) else database.adding
+        return sum(await self._write(tables.add_spans, packed, check=database.check_spans))
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
         packed = [pack_call(call) for call in calls]

@@ -182,6 +182,10 @@ class WriteTables(SQLTables, _state_machine.Tables):
         """
         attempts = self._attempt_keys([*{item.attempt_id for item in items}])
         rows = [codec.span_row(attempts[item.attempt_id], item) for item in items]
+        for (place, span_id, *_), item in zip(rows, items, strict=True):
+            if item.feedback and not self._execute("span_is_late", place, span_id):
+                self._execute("put_outcome", place, *codec.feedback_row(item.feedback))
+                _state_machine.touch(self, [item.attempt_id])
         if self._insert("insert_spans", rows) == len(rows):
             return [bool(late) for _, _, _, late, _ in rows]
         return [bool(self._execute("span_is_late", row[0], row[1])[0][0]) for row in rows]

@@ -89,7 +89,8 @@ CREATE TABLE token_records (
     UNIQUE (attempt, call_id, choice)
 );
 
--- Outcomes of calls that changed after they were written; most calls have no row.
+-- Outcomes of calls that changed after they were written; most calls have no row. With `call_id`
+-- '(feedback)' or '(feedback, of a call)' it is instead the last feedback on the attempt, as JSON.
 CREATE TABLE call_outcomes (
     attempt INTEGER NOT NULL,
     call_id TEXT NOT NULL,
