@@ -27,6 +27,16 @@ def _rollout(runs: Path, where: str = "mode = 'train'") -> str:
         return str(database.execute(query).fetchone()[0])
 
 
+def _after(page: Any, act: Callable[[], object], part: str) -> None:
+    """Act, and wait until the table shows the answer to a request whose address has a part."""
+    with page.expect_response(
+        lambda response: "/rollouts?" in response.url and part in response.url
+    ):
+        act()
+    page.get_by_text("looking…").wait_for(state="detached")
+    page.locator("tbody tr").first.wait_for()
+
+
 def _call(page: Any) -> str:
     """Return the path of the first call that an open rollout links to."""
     link = page.locator("article.span a[href*='/calls/']").first
@@ -84,17 +94,13 @@ def test_filters_order_and_page_are_in_the_address(ui: Any, look: Look) -> None:
     watched = look(ui, f"/runs/{RUN}/rollouts?mode=train&sort=worst&limit=5")
     page = watched.page
     page.locator("tbody tr").first.wait_for()
-    page.get_by_role("link", name="next page").click()
-    page.wait_for_url("**cursor=**")
-    page.locator("tbody tr").first.wait_for()
+    _after(page, page.get_by_role("link", name="next page").click, "cursor=")
     rows = page.locator("tbody").inner_text()
-    page.reload()
-    page.locator("tbody tr").first.wait_for()
+    _after(page, page.reload, "cursor=")
     assert page.locator("tbody").inner_text() == rows
     rewards = [float(text) for text in page.locator("tbody .reward .number").all_inner_texts()]
     assert rewards == sorted(rewards)
-    page.go_back()
-    page.locator("tbody tr").first.wait_for()
+    _after(page, page.go_back, "limit=5")
     assert "cursor" not in page.url
     page.get_by_label("mode").select_option("val")
     page.wait_for_url("**mode=val**")
@@ -153,7 +159,7 @@ def test_a_chart_is_read_by_keys_and_as_a_table(ui: Any, look: Look) -> None:
     assert "from" in str(chart.get_attribute("aria-label"))
     chart.focus()
     page.keyboard.press("ArrowRight")
-    assert "step 1" in page.locator(".tip").inner_text()
+    assert "step 0" in page.locator(".tip").inner_text()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="table").first.click()
     assert page.locator("figure table tbody tr").count() > 3

@@ -217,7 +217,7 @@ function Curves(props: {
         height={height}
         role="img"
         aria-label={sentence(props.label, unit, series)}
-        tabIndex={0}
+        tabindex={0}
         class={onPick ? "clickable" : ""}
         onMouseMove={nearest}
         onMouseLeave={() => setAt(null)}

@@ -132,7 +132,7 @@ function Curves(props) {
     };
     const xTicks = ticks(x.low, x.high, Math.max(2, width / 90)).filter(Number.isInteger);
     return (h(Fragment, null,
-        h("svg", { viewBox: `0 0 ${width} ${height}`, height: height, role: "img", "aria-label": sentence(props.label, unit, series), tabIndex: 0, class: onPick ? "clickable" : "", onMouseMove: nearest, onMouseLeave: () => setAt(null), onKeyDown: move, onClick: () => at !== null && onPick?.(at) },
+        h("svg", { viewBox: `0 0 ${width} ${height}`, height: height, role: "img", "aria-label": sentence(props.label, unit, series), tabindex: 0, class: onPick ? "clickable" : "", onMouseMove: nearest, onMouseLeave: () => setAt(null), onKeyDown: move, onClick: () => at !== null && onPick?.(at) },
             ticks(y.low, y.high, 4).map((value) => (h("g", { key: value },
                 h("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: y.at(value), y2: y.at(value) }),
                 h("text", { x: LEFT - 6, y: y.at(value) + 4, "text-anchor": "end" }, num(value, 4))))),
