@@ -30,6 +30,8 @@ from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store, public_url
 from lightspan.training.data import tasks_from_store
 from lightspan_testing.strategies import make_reward_span, make_span
+from lightspan_tools import overview
+from lightspan_tools.inspect_report import RolloutReport, StoreReport
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
 
 HEX = "{:032x}"
@@ -377,6 +379,51 @@ def test_feedback_by_a_short_id(url: str, part: str) -> None:
     assert lightspan.feedback(part, 1.0, store=url) == Rated(at(7), None)
     with pytest.raises(NotFoundError, match=r"stands for 2 attempts: at-0+8, at-0+7"):
         lightspan.feedback(at(7)[:9], 1.0, store=url)
+
+
+def test_inspect_a_store_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write(
+        url,
+        attempt(1, call(1), call(2, agent="critic")),
+        attempt(2, call(3), service="other", capture_errors=("reason",)),
+    )
+    lightspan.feedback("chatcmpl-theirs-2", 0.25, store=url)
+    assert main(["inspect", url, "--json"]) == 0
+    report = msgspec.json.decode(capsys.readouterr().out, type=StoreReport)
+    assert (report.total, report.counted, report.others) == (2, 2, 0)
+    assert report.services == {"support": 1, "other": 1}
+    assert report.agents == {"writer": 2, "critic": 1}
+    first, second = report.rows
+    assert (first.id, first.reward, first.calls) == (at(1), 0.25, {"writer": 1, "critic": 1})
+    assert (first.service, first.damaged, first.started_at) == ("support", False, 1000.0)
+    assert (second.id, second.reward, second.damaged) == (at(2), None, True)
+    assert main(["inspect", url, "--json", "--agent", "crit*", "--grep", "question 2"]) == 0
+    report = msgspec.json.decode(capsys.readouterr().out, type=StoreReport)
+    assert [row.id for row in report.rows] == [at(1)]
+    assert main(["inspect", url, at(1), "--json"]) == 0
+    rollout = msgspec.json.decode(capsys.readouterr().out, type=RolloutReport)
+    assert (rollout.attempt_id, rollout.reward) == (at(1), 0.25)
+    assert [(each.agent, each.status) for each in rollout.calls] == [
+        ("writer", None),
+        ("critic", None),
+    ]
+
+
+def test_a_store_too_large_to_count_every_call(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(url, *(attempt(n, call(n), started_at=1000.0 + n) for n in range(1, 8)))
+    monkeypatch.setattr(overview, "MAX_READ", 3)
+    assert main(["inspect", url, "--limit", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "7 attempts by service: support 7" in text
+    assert "calls by agent, of the 2 shown: writer 2" in text
+    assert "calls of 2 of 7 are counted, those shown below; --all counts every call" in text
+    assert [line for line in text.splitlines() if line.endswith("writer")][-1].startswith(
+        "00000007"
+    )
+    assert main(["inspect", url, "--limit", "2", "--all"]) == 0
+    assert "calls by agent: writer 7" in capsys.readouterr().out
 
 
 def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:

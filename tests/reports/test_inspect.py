@@ -26,8 +26,10 @@ from lightspan_testing.strategies import (
     make_reward_span,
     make_rollout,
 )
+from lightspan_tools import overview
 from lightspan_tools.export import export_run
 from lightspan_tools.inspect import inspect_run
+from lightspan_tools.inspect_report import CallReport, RolloutReport, RunReport
 from lightspan_tools.pagination import Page
 
 
@@ -231,3 +233,93 @@ def test_the_commands_options_choose_the_page(
     assert last.startswith("the last 3 of 14 rollouts; --limit 0 shows all")
     nothing = ([], "no rollout is failed; there are: succeeded 14")
     assert shown("--status", "failed") == nothing
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_changes_nothing_on_disk(one_step: tuple[Path, list[Row]]) -> None:
+    before = _files(one_step[0])
+    inspect_run(one_step[0])
+    inspect_run(one_step[0], _rollouts(one_step[0])[0])
+    assert _files(one_step[0]) == before
+
+
+def test_json_has_the_figures_of_the_text(one_step: tuple[Path, list[Row]]) -> None:
+    run = one_step[0]
+    report = msgspec.json.decode(inspect_run(run, page=Page(limit=0), as_json=True), type=RunReport)
+    assert (report.total, report.counted, report.matching, len(report.rows)) == (14, 14, 14, 14)
+    assert report.agents == {"writer": 28, "checker": 14}
+    assert report.calls == {"trained": 24, "frozen": 14, "rejected:mode_not_train": 4}
+    assert report.overridden == {"temperature": 24}
+    assert report.config["algorithm"] == RunFolder(run).read_config()["algorithm"]
+    assert report.metrics == RunFolder(run).metrics()
+    rows = [row for row in report.rows if row.mode == "train"]
+    assert [row.id for row in rows] == _rollouts(run)
+    row = rows[0]
+    text = inspect_run(run, row.id)
+    rollout = msgspec.json.decode(inspect_run(run, row.id, as_json=True), type=RolloutReport)
+    assert (rollout.rollout_id, rollout.reward) == (row.id, row.reward)
+    assert rollout.coverage == {"trained": 2, "frozen": 1}
+    assert [(span.depth, span.name) for span in rollout.spans][:3] == [
+        (0, "attempt"),
+        (1, "invoke_agent writer"),
+        (2, "chat any"),
+    ]
+    call = rollout.calls[0]
+    assert call.explanation is not None
+    assert f"advantage {call.advantage:+.6g} = " in text
+    assert call.overridden == {"temperature": (0.3, 1.0)}
+    [whole] = msgspec.json.decode(
+        inspect_run(run, row.id, call.call_id, as_json=True), type=list[CallReport]
+    )
+    assert f"response ids {whole.response_ids}" in inspect_run(run, row.id, call.call_id)
+    assert len(whole.logprobs) == len(whole.response_ids)
+    assert whole.messages[0]["role"] == "user"
+
+
+def test_rows_by_agent_and_text(
+    one_step: tuple[Path, list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = one_step[0]
+
+    def shown(*options: str) -> RunReport:
+        assert main(["inspect", str(run), "--json", *options]) == 0
+        return msgspec.json.decode(capsys.readouterr().out, type=RunReport)
+
+    assert shown("--agent", "wri*").matching == 14
+    nothing = shown("--agent", "editor")
+    assert (nothing.matching, nothing.rows, nothing.total) == (0, [], 14)
+    first = next(row.id for row in shown("--limit", "0").rows if row.mode == "train")
+    assert [row.id for row in shown("--grep", first).rows] == [first]
+    assert shown("--grep", "a text of no span").rows == []
+    assert main(["inspect", str(run), "--grep", "a text of no span"]) == 0
+    assert "no rollout of 14 has such an agent or text" in capsys.readouterr().out
+    assert main(["inspect", str(run), "--grep", first]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "calls by agent: writer 28, checker 14" in "\n".join(lines)
+    assert len([line for line in lines if " train " in line]) == 1
+
+
+@pytest.mark.parametrize("part", [3, 512])
+def test_a_run_too_large_to_count_every_call(
+    one_step: tuple[Path, list[Row]], monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    run = one_step[0]
+    usual, rows = inspect_run(run), inspect_run(run, page=Page(limit=3)).splitlines()[-4:]
+    monkeypatch.setattr(overview, "MAX_READ", 5)
+    monkeypatch.setattr(overview, "PART", part)
+    lines = inspect_run(run, page=Page(limit=3)).splitlines()
+    assert lines[-4:] == rows
+    assert (
+        "calls of 3 of 14 are counted, those shown below; --all counts every call, which takes "
+        "longer"
+    ) in lines
+    assert "14 rollouts; calls by agent, of the 3 shown: writer 6, checker 3" in lines
+    assert any(line.startswith("coverage of calls, of the 3 shown: ") for line in lines)
+    assert inspect_run(run, page=Page(is_whole=True)) == usual
+    by_reward = inspect_run(run, page=Page(sort="reward"))
+    assert "calls by agent: writer 28, checker 14" in by_reward
+    report = msgspec.json.decode(inspect_run(run, page=Page(limit=3), as_json=True), type=RunReport)
+    assert (report.total, report.counted, len(report.rows)) == (14, 3, 3)

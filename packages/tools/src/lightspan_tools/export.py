@@ -43,7 +43,7 @@ from lightspan.schema.routing import matches
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
-from lightspan_tools.rollout_view import RolloutView, read_views, trained_rewards, view_of
+from lightspan_tools.rollout_view import RolloutView, ViewReader, trained_rewards, view_of
 
 What = Literal["spans", "transitions", "messages", "tasks"]
 Format = Literal["jsonl", "parquet"]
@@ -154,10 +154,10 @@ def export_run(
 
     async def views(store: Store) -> AsyncIterator[RolloutView]:
         states = await store.rollouts(run_id=config.get("run_id"))
-        rewards = trained_rewards(run, config)
+        reader = ViewReader(run, store, config, trained_rewards(run, config))
         for start in range(0, len(states), PORTION):
             portion = states[start : start + PORTION]
-            for view in await read_views(run, store, config, portion, rewards):
+            for view in await reader.read(portion):
                 yield view
 
     return asyncio.run(_export(url, views, what, out, chosen, only or Filter()))
@@ -211,7 +211,7 @@ async def _export(
     rows = rollouts = 0
     written_tasks: set[str] = set()
     left_out: Counter[str] = Counter()
-    async with open_existing(url) as store:
+    async with open_existing(url, read_only=True) as store:
         with _writer(what, format, out) as write:
             async for view in views(store):
                 if not only.takes(view, what):

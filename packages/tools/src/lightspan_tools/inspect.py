@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from lightspan.algorithms.recorded_attempts import (
     Query,
@@ -28,10 +28,17 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.results import SILENT
 from lightspan.training.rewards import OWN
 from lightspan_tools.alerts import AlertMonitor
-from lightspan_tools.pagination import Page, TableRow, table_lines
+from lightspan_tools.inspect_report import (
+    call_reports,
+    rollout_report,
+    run_report,
+    store_report,
+)
+from lightspan_tools.overview import Overview, production_overview, run_overview
+from lightspan_tools.pagination import Page, table_lines
 from lightspan_tools.rollout_view import (
     RolloutView,
-    read_views,
+    ViewReader,
     reward_names,
     trained_rewards,
     view_of,
@@ -51,6 +58,7 @@ def inspect_run(
     call_id: str | None = None,
     *,
     page: Page = Page(),  # noqa: B008 - immutable
+    as_json: bool = False,
 ) -> str:
     """Describe a run, one of its rollouts, or one call of the rollout.
 
@@ -59,6 +67,7 @@ def inspect_run(
         rollout_id: id of the rollout, or a unique prefix or suffix of it; None to describe the run.
         call_id: id of the call, or a unique prefix or suffix of it; None to describe the rollout.
         page: which rollouts to list in the description of a run.
+        as_json: whether to return JSON (`inspect_report`) instead of text.
 
     Raises:
         ConfigError: the folder holds no run.
@@ -66,7 +75,14 @@ def inspect_run(
     """
     run = RunFolder(folder)
     config = run.read_config()
-    return "\n".join(asyncio.run(_inspect(run, config, rollout_id, call_id, page)))
+    subject = asyncio.run(_read_run(run, config, rollout_id, page))
+    if isinstance(subject, Overview):
+        if as_json:
+            return _json(run_report(run, config, subject, page))
+        return "\n".join(_run_lines(run, config, subject, page))
+    if call_id is None and not as_json:
+        return "\n".join([*_rollout_lines(subject), *_reward_lines(run, subject.episode)])
+    return _describe(subject, call_id, as_json=as_json)
 
 
 def inspect_store(
@@ -76,6 +92,7 @@ def inspect_store(
     *,
     query: Query,
     page: Page = Page(),  # noqa: B008 - immutable
+    as_json: bool = False,
 ) -> str:
     """Describe the attempts of production in a store, one attempt, or one call of it.
 
@@ -86,103 +103,100 @@ def inspect_store(
         call_id: id of the call, or a unique prefix or suffix of it; None to describe the attempt.
         query: which attempts of the store to describe.
         page: which attempts to list in the description of the store.
+        as_json: whether to return JSON (`inspect_report`) instead of text.
 
     Raises:
         ConfigError: the URL names no store.
         NotFoundError: there is no such attempt or call, or several match.
     """
-    return "\n".join(asyncio.run(_inspect_store(url, attempt_id, call_id, query, page)))
+    subject = asyncio.run(_read_store(url, attempt_id, query, page))
+    if isinstance(subject, Overview):
+        if as_json:
+            return _json(store_report(subject, page))
+        return "\n".join(_production_lines(subject, page))
+    return _describe(subject, call_id, as_json=as_json)
 
 
-async def _inspect_store(
-    url: str, attempt_id: str | None, call_id: str | None, query: Query, page: Page
-) -> list[str]:
-    async with open_existing(url) as store:
-        if attempt_id is None:
-            return await _production_lines(store, query, page)
-        attempts = {a.attempt.attempt_id: a async for a in read_attempts(store, query)}
-    view = view_of(attempts[_find_id(attempt_id, attempts, "attempt")])
+def _describe(view: RolloutView, call_id: str | None, *, as_json: bool) -> str:
+    """Describe a rollout or an attempt; one of its calls unless `call_id` is None."""
     if call_id is None:
-        return list(_rollout_lines(view))
-    return _lines_of_call(view, call_id)
-
-
-async def _production_lines(store: Store, query: Query, page: Page) -> list[str]:
-    """Return counts of the attempts and calls that match `query`, and a table of the attempts."""
-    services: Counter[str] = Counter()
-    agents: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    rows = []
-    async for state, attempt, episode in read_attempts(store, query):
-        services[state.rollout.run_id] += 1
-        callers = Counter(call.agent_path for call in episode.calls)
-        agents.update(callers)
-        calls.update(str(call.outcome) for call in episode.calls)
-        # Local time, to compare with the service's own log.
-        began = datetime.fromtimestamp(attempt.started_at).isoformat(" ", "seconds")  # noqa: DTZ006
-        damaged = "damaged" if episode.capture_errors else ""
-        rows.append(
-            TableRow(
-                row_id=attempt.attempt_id,
-                status=str(episode.status),
-                reward=score_of_attempt(episode),
-                agents=callers,
-                before=f"{state.rollout.run_id:<20}  {began:<19}  ",
-                after=f"{_seconds(episode):>7.2f}  {damaged:<7}  ",
-            )
-        )
-    lines = [
-        f"{store.url}: recorded in production",
-        f"{services.total()} attempts by service: {_counted(services)}",
-        f"calls by agent: {_counted(agents)}",
-        f"calls by outcome: {_counted(calls)}; none is trained by policy gradients",
-    ]
-    # The total is read first, so that attempts recorded meanwhile do not count as trainings'.
-    total = sum((await store.count()).values())
-    others = total - len(await store.rollouts(mode=Mode.PRODUCTION))
-    if others > 0:
-        lines.append(f"rollouts of trainings (shown by lightspan inspect RUN_FOLDER): {others}")
-    before, after = f"{'service':<20}  {'began':<19}  ", f"{'seconds':>7}  {'':<7}  "
-    return [*lines, *table_lines(rows, page, "attempt", before, after)]
-
-
-def _seconds(episode: Episode) -> float:
-    """Return the seconds from when the first span started until the last span ended.
-
-    Rewards are recorded as spans too. They are ignored, because feedback may arrive days later.
-    """
-    spans = [span for span in episode.spans if span.kind is not SpanKind.REWARD]
-    if not spans:
-        return 0.0
-    return (max(span.end_ns for span in spans) - min(span.start_ns for span in spans)) / 1e9
-
-
-async def _inspect(
-    run: RunFolder,
-    config: Mapping[str, Any],
-    rollout_id: str | None,
-    call_id: str | None,
-    page: Page,
-) -> list[str]:
-    async with open_existing(config.get("store") or run.store_url) as store:
-        states = await store.rollouts(run_id=config.get("run_id"))
-        rewards = trained_rewards(run, config)
-        if rollout_id is None:
-            views = await read_views(run, store, config, states, rewards)
-            return list(_run_lines(run, config, views, page))
-        by_id = {state.rollout.rollout_id: state for state in states}
-        state = by_id[_find_id(rollout_id, by_id, "rollout")]
-        (view,) = await read_views(run, store, config, [state], rewards)
-        if call_id is None:
-            return [*_rollout_lines(view), *_reward_lines(run, view.episode)]
-        return _lines_of_call(view, call_id)
-
-
-def _lines_of_call(view: RolloutView, call_id: str) -> list[str]:
+        return _json(rollout_report(view)) if as_json else "\n".join(_rollout_lines(view))
     entries = view.coverage.entries
     full_id = _find_id(call_id, {entry.call.call_id for entry in entries}, "call")
     choices = [entry for entry in entries if entry.call.call_id == full_id]
-    return [line for entry in choices for line in _call_lines(view, entry)]
+    if as_json:
+        return _json(call_reports(view, choices))
+    return "\n".join(line for entry in choices for line in _call_lines(view, entry))
+
+
+def _json(report: object) -> str:
+    return msgspec.json.encode(report).decode()
+
+
+async def _read_store(
+    url: str, attempt_id: str | None, query: Query, page: Page
+) -> Overview | RolloutView:
+    async with open_existing(url, read_only=True) as store:
+        if attempt_id is None:
+            return await production_overview(store, query, page)
+        return await _read_attempt(store, query, attempt_id)
+
+
+async def _read_attempt(store: Store, query: Query, attempt_id: str) -> RolloutView:
+    """Return the view of the attempt of production with an id, or with a part of its id."""
+    rows = (await store.summaries(query.service, mode=Mode.PRODUCTION)).rows
+    ids = {str(row.attempt_id): row.rollout_id for row in rows if query.matches(row)}
+    rollout_id = ids[_find_id(attempt_id, ids, "attempt")]
+    [recorded] = [each async for each in read_attempts(store, query, [rollout_id])]
+    return view_of(recorded)
+
+
+def _production_lines(overview: Overview, page: Page) -> list[str]:
+    """Return counts of attempts and calls, and a table of the attempts."""
+    services, scope = overview.services, overview.scope
+    lines = [
+        f"{overview.url}: recorded in production",
+        f"{services.total()} attempts by service: {_counted(services)}",
+        f"calls by agent{scope}: {_counted(overview.agents)}",
+        f"calls by outcome{scope}: {_counted(overview.calls)}; none is trained by policy gradients",
+        *_scope_lines(overview),
+    ]
+    if overview.others > 0:
+        lines.append(
+            f"rollouts of trainings (shown by lightspan inspect RUN_FOLDER): {overview.others}"
+        )
+    before, after = f"{'service':<20}  {'began':<19}  ", f"{'seconds':>7}  {'':<7}  "
+    return [*lines, *table_lines(overview.rows, page, "attempt", before, after)]
+
+
+def _scope_lines(overview: Overview) -> Iterator[str]:
+    """Say which rows the counts of calls leave out. Yield no line if they cover all rows."""
+    if not overview.is_whole:
+        yield (
+            f"calls of {overview.read} of {len(overview.rows)} are counted, those shown below; "
+            "--all counts every call, which takes longer"
+        )
+
+
+async def _read_run(
+    run: RunFolder, config: Mapping[str, Any], rollout_id: str | None, page: Page
+) -> Overview | RolloutView:
+    async with open_existing(config.get("store") or run.store_url, read_only=True) as store:
+        run_id = config.get("run_id")
+        reader = ViewReader(run, store, config, trained_rewards(run, config))
+        if rollout_id is None:
+            return await run_overview(reader, store, run_id, page)
+        return await _read_rollout(reader, store, run_id, rollout_id)
+
+
+async def _read_rollout(
+    reader: ViewReader, store: Store, run_id: str | None, rollout_id: str
+) -> RolloutView:
+    """Return the view of a run's rollout with an id, or with a part of its id."""
+    ids = [row.rollout_id for row in (await store.summaries(run_id)).rows]
+    full_id = _find_id(rollout_id, ids, "rollout")
+    [view] = await reader.read(await store.rollouts([full_id]))
+    return view
 
 
 def _find_id(part: str, ids: Collection[str], what: str) -> str:
@@ -209,42 +223,35 @@ def _find_id(part: str, ids: Collection[str], what: str) -> str:
 
 # --- a run ----------------------------------------------------------------------------------
 def _run_lines(
-    run: RunFolder, config: Mapping[str, Any], views: Sequence[RolloutView], page: Page
+    run: RunFolder, config: Mapping[str, Any], overview: Overview, page: Page
 ) -> Iterator[str]:
     model, optimize = config.get("model"), config.get("optimize")
     yield f"{run.path}: {config.get('algorithm')}{f' on {model}' if model else ''}"
     yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
     yield from _progress_lines(run, config)
     yield from _prompt_lines(run)
-    coverage: Counter[str] = Counter()
-    agents: Counter[str] = Counter()
-    for view in views:
-        coverage.update(view.coverage.counts())
-        agents.update(call.agent_path for call in view.episode.calls)
-    yield f"{len(views)} rollouts; calls by agent: {_counted(agents)}"
-    yield from _pruned_lines(run, views)
-    yield f"coverage of calls: {_counted(coverage)}"
+    scope = overview.scope
+    yield f"{len(overview.rows)} rollouts; calls by agent{scope}: {_counted(overview.agents)}"
+    yield from _pruned_lines(run, overview)
+    yield f"coverage of calls{scope}: {_counted(overview.calls)}"
+    yield from _scope_lines(overview)
     for name in reward_names(run):
         rewards = run.rewards(name).values()
         values = [reward.value for reward in rewards if reward.value is not None]
         mean = f"{math.fsum(values) / len(values):.3f} of {len(values)}" if values else "-"
         unscored = len(rewards) - len(values)
         yield f"reward {name}: mean {mean}{f', {unscored} unscored' if unscored else ''}"
-    overridden = Counter(
-        key for view in views for call in view.episode.calls for key in _overrides(call)
-    )
-    if overridden:
-        yield f"sampling overridden, in calls: {_counted(overridden)}"
-    rows = [_row_of(view) for view in views]
-    yield from table_lines(rows, page, "rollout", "mode   step  ", "trained  ")
+    if overview.overridden:
+        yield f"sampling overridden, in calls{scope}: {_counted(overview.overridden)}"
+    yield from table_lines(overview.rows, page, "rollout", "mode   step  ", "trained  ")
 
 
-def _pruned_lines(run: RunFolder, views: Sequence[RolloutView]) -> Iterator[str]:
+def _pruned_lines(run: RunFolder, overview: Overview) -> Iterator[str]:
     """Report the training steps whose rollouts are no longer stored (see `lightspan prune`)."""
     lines = [line for line in run.metrics() if line.get("kind") == "train"]
     steps = {int(line["step"]) for line in lines if line.get("rollouts")}
-    stored = [view.step for view in views if view.state.rollout.mode is Mode.TRAIN]
-    pruned = {step for step in steps if not stored or step < min(stored)}
+    first = overview.first_trained_step
+    pruned = {step for step in steps if first is None or step < first}
     if pruned:
         yield (
             f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as "
@@ -367,18 +374,6 @@ def _mean(line: Mapping[str, Any], key: str) -> str:
     """Return the number `key` in a line of metrics as text; `nan` if it is null."""
     value = line.get(key)
     return f"{math.nan if value is None else value:.3f}"
-
-
-def _row_of(view: RolloutView) -> TableRow:
-    rollout = view.state.rollout
-    return TableRow(
-        row_id=rollout.rollout_id,
-        status=str(view.state.status),
-        reward=view.episode.reward,
-        agents=Counter(call.agent_path for call in view.episode.calls),
-        before=f"{rollout.mode:<5}  {view.step:>4}  ",
-        after=f"{len(view.coverage.trained):>7}  ",
-    )
 
 
 def _counted(counts: Mapping[str, int]) -> str:

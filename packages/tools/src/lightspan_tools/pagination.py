@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final, Literal, get_args
+
+import msgspec
 
 from lightspan.errors import ConfigError
 
@@ -26,25 +29,48 @@ class Page:
     """Maximum number of rows; 0 for all."""
     status: str | None = None
     """Status of the rows; None for any status."""
+    agent: str | None = None
+    """Pattern of agents' paths, such as `writer/*`, of which a row has one; None for any agents."""
+    grep: str | None = None
+    """Text that a recorded span of the row has (`Store.search`); None for any."""
+    is_whole: bool = False
+    """Whether the counts above the table cover all rows, however many there are."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
             raise ConfigError(f"the limit is a number of rows, or 0 for all, not {self.limit}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableRow:
+class Columns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Further columns of a row, for programs. None where a table has no such column."""
+
+    mode: str | None = None
+    step: int | None = None
+    trained: int | None = None
+    """Number of trained calls."""
+    service: str | None = None
+    started_at: float | None = None
+    seconds: float | None = None
+    """Seconds from the first span until the last."""
+    damaged: bool | None = None
+
+
+class TableRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a table: a rollout or an attempt."""
 
     row_id: str
     status: str
     reward: float | None
-    agents: Mapping[str, int] = field(default_factory=dict)
+    agents: Mapping[str, int] = {}
     """Agent path → number of calls."""
     before: str = ""
     """Text of further columns between id and status."""
     after: str = ""
     """Text of further columns after the number of calls."""
+    columns: Columns = Columns()
+    """What `before` and `after` show."""
+    has_text: bool = True
+    """Whether a span has the text of `Page.grep`, or none is searched for."""
 
 
 def table_lines(
@@ -64,9 +90,12 @@ def table_lines(
         counts = ", ".join(f"{name} {count}" for name, count in sorted(statuses.items()))
         yield f"no {what} is {page.status}; there are: {counts or 'none'}"
         return
-    matching = [row for row in rows if page.status in (None, row.status)]
+    matching = matching_rows(rows, page)
+    if not matching and (page.agent or page.grep):
+        yield f"no {what} of {len(rows)} has such an agent or text"
+        return
     shown = _select(matching, page)
-    names = short_ids([row.row_id for row in rows])
+    names = short_ids([row.row_id for row in rows], [row.row_id for row in shown])
     width = max([len(what), *(len(names[row.row_id]) for row in shown)])
     yield f"{what:<{width}}  {before}status     reward  calls  {after}agents".rstrip()
     for row in shown:
@@ -83,6 +112,22 @@ def table_lines(
         )
 
 
+def shown_rows(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
+    """Return the rows that a table shows, in its order."""
+    return _select(matching_rows(rows, page), page)
+
+
+def matching_rows(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
+    """Return the rows that pass the filters of `page`."""
+    return [
+        row
+        for row in rows
+        if page.status in (None, row.status)
+        and row.has_text
+        and (page.agent is None or any(fnmatchcase(agent, page.agent) for agent in row.agents))
+    ]
+
+
 def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
     """Return the rows that `page` selects, in its order."""
     number = page.limit or len(rows)
@@ -93,8 +138,10 @@ def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
     return sorted(rows, key=lambda row: (row.reward is not None, row.reward or 0.0))[:number]
 
 
-def short_ids(ids: Collection[str]) -> dict[str, str]:
-    """Shorten ids to suffixes that are still unique; return id → suffix.
+def short_ids(ids: Collection[str], wanted: Collection[str] | None = None) -> dict[str, str]:
+    """Shorten ids to suffixes that are unique among all; return id → suffix.
+
+    Only the ids of `wanted` are in the result; None for all.
 
     The suffixes are as short as possible, but have at least `_MIN_LENGTH` characters. They all have
     the same length, unless `_suffix` lengthens one.
@@ -103,7 +150,7 @@ def short_ids(ids: Collection[str]) -> dict[str, str]:
     longest = max(map(len, names), default=0)
     lengths = range(_MIN_LENGTH, longest)
     length = next((n for n in lengths if len({name[-n:] for name in names}) == len(names)), longest)
-    return {name: _suffix(name, length) for name in names}
+    return {name: _suffix(name, length) for name in (names if wanted is None else wanted)}
 
 
 def _suffix(name: str, length: int) -> str:

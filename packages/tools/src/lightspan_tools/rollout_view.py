@@ -16,7 +16,7 @@ from lightspan.lightning.episode import Call, Episode, score_failure
 from lightspan.lightning.selection import Coverage, Rejection, classify_calls
 from lightspan.schema.records import Mode, RolloutState
 from lightspan.schema.resources import routing_of
-from lightspan.schema.routing import make_routing
+from lightspan.schema.routing import Routing, make_routing
 from lightspan.stores.protocol import Store
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import EXPLANATIONS, REWARDS, TAKEN, RunFolder
@@ -100,64 +100,97 @@ async def read_views(
     states: Sequence[RolloutState],
     rewards: Mapping[str, Scored] | None,
 ) -> list[RolloutView]:
-    """Return the views of a run's rollouts. Rollouts that no runner ever started are left out.
+    """Return the views of a run's rollouts (`ViewReader`)."""
+    return await ViewReader(run, store, config, rewards).read(states)
+
+
+class ViewReader:
+    """Reads the views of a run's rollouts in parts, of which each has to fit into memory.
 
     Args:
         run: folder of the run.
         store: store of the run.
         config: settings of the run (`RunFolder.read_config`).
-        states: states of the rollouts, from `Store.rollouts`.
         rewards: rollout id → score, from `trained_rewards`; None to use the rewards that the app
             itself recorded.
     """
-    attempts = await store.attempts([state.rollout.rollout_id for state in states])
-    claimed = {attempt.rollout_id for attempt in attempts}
-    states = [state for state in states if state.rollout.rollout_id in claimed]
-    failure_reward = failure_rewards(run, config)
-    episodes = await read_episodes(store, states)
-    routings = {
-        resources_id: routing_of(await store.get_resources(resources_id) if resources_id else {})
-        for resources_id in {state.rollout.resources_id for state in states}
-    }
-    trained_in = training_steps(run)
-    steps = [trained_in.get(s.rollout.group_id or "", s.rollout.step) for s in states]
-    by_step = {step: run.explanations(step) for step in set(steps)}
-    mismatches = {step: run.mismatches(step) for step in by_step}
-    folder = run.path / EXPLANATIONS  # a file of a step may hold no explanation
-    explained = {step for step in by_step if (folder / f"step-{step:06d}.json").exists()}
-    lines = run.metrics()
-    complete = {line["step"] for line in lines if line["kind"] == "train"}
-    # The capabilities of engine and learner are not stored; the steps count what they rejected.
-    rejected = {key for line in lines for key, count in line.items() if count}
-    supported = [each for each in _DECLARABLE if f"calls/rejected:{each}" not in rejected]
-    views = []
-    for state, episode, step in zip(states, episodes, steps, strict=True):
-        rollout = state.rollout
-        if rewards is not None:
-            episode = with_reward(episode, rewards.get(episode.rollout_id))
-        episode = score_failure(episode, failure_reward(rollout.mode, step))
+
+    def __init__(
+        self,
+        run: RunFolder,
+        store: Store,
+        config: Mapping[str, Any],
+        rewards: Mapping[str, Scored] | None,
+    ) -> None:
+        self._run = run
+        self._store = store
+        self._config = config
+        self._rewards = rewards
+        self._failure_reward = failure_rewards(run, config)
+        self._trained_in = training_steps(run)
+        lines = run.metrics()
+        self._complete = {line["step"] for line in lines if line["kind"] == "train"}
+        # The capabilities of engine and learner are not stored; the steps count what they rejected.
+        rejected = {key for line in lines for key, count in line.items() if count}
+        self._supported = [e for e in _DECLARABLE if f"calls/rejected:{e}" not in rejected]
+        self._steps: dict[int, _StepFiles] = {}
+        self._routings: dict[str, Routing] = {}
+
+    def step_of(self, group_id: str, step: int) -> int:
+        """Return the number of the step that trained a group, or else of the step that began it."""
+        return self._trained_in.get(group_id, step)
+
+    async def read(self, states: Sequence[RolloutState]) -> list[RolloutView]:
+        """Return the views of rollouts. Rollouts that no runner ever started are left out."""
+        states = [state for state in states if state.attempt_id is not None]
+        episodes = await read_episodes(self._store, states)
+        ids = {state.rollout.resources_id for state in states}
+        for resources_id in ids - self._routings.keys():
+            resources = await self._store.get_resources(resources_id) if resources_id else {}
+            self._routings[resources_id] = routing_of(resources)
+        steps = [self.step_of(s.rollout.group_id, s.rollout.step) for s in states]
+        self._steps = {n: self._steps.get(n) or _StepFiles.read(self._run, n) for n in set(steps)}
+        return [self._view(*each) for each in zip(states, episodes, steps, strict=True)]
+
+    def _view(self, state: RolloutState, episode: Episode, step: int) -> RolloutView:
+        rollout, files = state.rollout, self._steps[step]
+        if self._rewards is not None:
+            episode = with_reward(episode, self._rewards.get(episode.rollout_id))
+        episode = score_failure(episode, self._failure_reward(rollout.mode, step))
         classify = partial(
             classify_calls,
             episode,
-            routings[rollout.resources_id],
-            max_length=config.get("max_length"),
-            step_rewards=bool(config.get("step_rewards")),
+            self._routings[rollout.resources_id],
+            max_length=self._config.get("max_length"),
+            step_rewards=bool(self._config.get("step_rewards")),
         )
-        explanations, unfit = by_step[step], mismatches[step]
         # With overlap, the step that began a group ends long before the group is trained.
-        is_waiting = (
-            trained_in and rollout.mode is Mode.TRAIN and rollout.group_id not in trained_in
-        )
-        is_complete = step in complete and not is_waiting
+        is_train = rollout.mode is Mode.TRAIN
+        is_waiting = self._trained_in and is_train and rollout.group_id not in self._trained_in
+        is_complete = step in self._complete and not is_waiting
         coverage = _trained_coverage(
             classify,
-            explanations if is_complete else {},
-            unfit,
-            supported=supported,
-            is_explained=step in explained or not is_complete,
+            files.explanations if is_complete else {},
+            files.mismatches,
+            supported=self._supported,
+            is_explained=files.is_explained or not is_complete,
         )
-        views.append(RolloutView(state, episode, coverage, step, explanations, unfit))
-    return views
+        return RolloutView(state, episode, coverage, step, files.explanations, files.mismatches)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepFiles:
+    """What a run stored of the calls of a step."""
+
+    explanations: Mapping[str, Explanation]
+    mismatches: Mapping[str, str]
+    is_explained: bool
+    """Whether the file of explanations exists; it may hold none."""
+
+    @classmethod
+    def read(cls, run: RunFolder, step: int) -> _StepFiles:
+        exists = (run.path / EXPLANATIONS / f"step-{step:06d}.json").exists()
+        return cls(run.explanations(step), run.mismatches(step), exists)
 
 
 def failure_rewards(

@@ -92,6 +92,8 @@ class Catalogue:
         self.store = store
         self.run_id = run_id
         self.cursor = 0
+        self.progress = 0
+        """Number that grows while more is read in the background."""
         self.scoring = Scoring()
         self.entries: dict[str, Entry] = {}
         self._by_attempt: dict[str, str] = {}
@@ -195,6 +197,16 @@ class Catalogue:
         if name is not None:
             await self.read_facts([self.entries[name]])
 
+    def note_progress(self, portions: int = 1) -> None:
+        """Have pages read again what they show, because more is known of the rollouts.
+
+        Args:
+            portions: number of portions that were read; pages read again after 1, 2, 4, 8 … of
+                them.
+        """
+        if portions & (portions - 1) == 0:
+            self.progress += 1
+
     @property
     def readable(self) -> int:
         """Number of attempts whose spans can be read."""
@@ -217,9 +229,11 @@ class Catalogue:
 
     async def _read_all(self) -> None:
         while unread := [e for e in self.newest if e.is_readable and e.facts is None]:
-            for start in range(0, len(unread), PORTION):
+            for number, start in enumerate(range(0, len(unread), PORTION), 1):
                 await self.read_facts(unread[start : start + PORTION])
+                self.note_progress(number)
                 await asyncio.sleep(0)
+        self.note_progress()
 
     # --- filters ------------------------------------------------------------------------------
     async def matching(self, filters: Filters) -> tuple[list[Entry], bool]:

@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="the variable with the key in place of a random one; required for other hosts",
     )
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # by `Trainer(ui=)`
     parser.set_defaults(run=_run)
 
 
@@ -50,5 +51,6 @@ def _run(options: argparse.Namespace) -> None:
             write=options.write,
             opens=options.open,
             key_variable=options.key_env,
+            parent=options.parent,
         )
     )

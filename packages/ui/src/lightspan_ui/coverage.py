@@ -108,7 +108,7 @@ class Coverage:
 
     async def _count(self, catalogue: Catalogue) -> None:
         while todo := self._uncounted(catalogue):
-            for start in range(0, len(todo), PORTION):
+            for number, start in enumerate(range(0, len(todo), PORTION), 1):
                 portion = todo[start : start + PORTION]
                 found = await self._read(catalogue, [entry for entry, _ in portion])
                 counted = {view.state.rollout.rollout_id: counts_of(view) for view in found}
@@ -116,7 +116,9 @@ class Coverage:
                     counts = counted.get(entry.summary.rollout_id, _NOTHING)
                     counts = self._interned.setdefault(counts, counts)
                     self._counts[entry.summary.rollout_id] = key, counts
+                catalogue.note_progress(number)
                 await asyncio.sleep(0)
+            catalogue.note_progress()
 
     def _uncounted(self, catalogue: Catalogue) -> list[tuple[Entry, object]]:
         """Return the rollouts to count, with what their counts depend on, the newest first."""

@@ -49,6 +49,7 @@ class Changes:
         self._clients: set[asyncio.Queue[Change]] = set()
         self._stamps: dict[str, tuple[Stamp, ...]] = {}
         self._cursors: dict[str, int] = {}
+        self._progress: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._streams: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -113,7 +114,9 @@ class Changes:
             self._stamps[name] = stamps
             if place.is_open and (is_changed or not stamps):
                 is_changed = await self._is_moved(place) or (is_changed and bool(stamps))
-            if is_changed and not is_first:
+            progress = self._progress.get(name, 0)
+            self._progress[name] = place.progress
+            if (is_changed or progress < place.progress) and not is_first:
                 lines = 0 if place.run is None else len(place.run.folder.tail.lines)
                 cursor = self._cursors.get(name, 0)
                 changes.append(Change(place=name, lines=lines, cursor=cursor))

@@ -6,7 +6,9 @@ import asyncio
 import os
 import webbrowser
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import quote
 
 from lightspan.errors import ConfigError
@@ -20,6 +22,12 @@ from lightspan_ui.guard import new_token
 from lightspan_ui.server import UiServer
 from lightspan_ui.sources import Sources
 
+DEFAULT_PORT: Final = 8765
+PARENT_S: Final = 0.5
+"""Seconds between two looks at whether the parent process still runs."""
+NICENESS: Final = 5
+"""Increase of the niceness of a page that belongs to a training."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class UiOptions:
@@ -28,7 +36,7 @@ class UiOptions:
     places: tuple[str, ...]
     """Folders of runs, folders of a run, and URLs of stores."""
     host: str = "127.0.0.1"
-    port: int = 8765
+    port: int = DEFAULT_PORT
     """Port; 0 for any free port."""
     write: bool = False
     """Whether the page may rate rollouts."""
@@ -36,6 +44,8 @@ class UiOptions:
     """Whether to open the page in a browser."""
     key_variable: str | None = None
     """Environment variable with the key; None for a random token."""
+    parent: int | None = None
+    """Id of the process with which the server ends; None to serve until it is stopped."""
 
 
 def serve(
@@ -54,6 +64,8 @@ def serve(
     Raises:
         ConfigError: a place, the address, the port or the key is invalid.
     """
+    if options.parent is not None:
+        os.nice(NICENESS)
     token = take_token(options)
     if not 0 <= options.port <= 65_535:
         raise ConfigError(f"--port {options.port} is no port: give one from 1 to 65535, or 0")
@@ -73,9 +85,21 @@ def serve(
                     webbrowser.open(address(server, token))
                 if ready is not None:
                     ready(server)
-                await stopping.wait()
+                await ended(stopping, options.parent)
 
     asyncio.run(run())
+
+
+async def ended(stopping: asyncio.Event, parent: int | None) -> None:
+    """Wait until a signal stops the server, or until its parent process has ended.
+
+    Args:
+        stopping: event that the signals set.
+        parent: id of the parent process; None to wait for a signal alone.
+    """
+    while not stopping.is_set() and parent in (None, os.getppid()):
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), None if parent is None else PARENT_S)
 
 
 def take_token(options: UiOptions, environment: MutableMapping[str, str] = os.environ) -> str:

@@ -17,11 +17,12 @@ from lightspan.algorithms.recorded_attempts import (
 from lightspan.errors import NotFoundError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Call, build_episode
-from lightspan.lightning.selection import CallCoverage
+from lightspan.lightning.selection import CallCoverage, CallStatus
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, RolloutState
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_tools.rollout_view import (
     RolloutView,
@@ -264,7 +265,7 @@ def call_row(view: RolloutView, entry: CallCoverage) -> views.CallRow:
         choice=call.choice,
         span_id=call.span_id,
         agent=call.agent_path,
-        fate=_fate(entry),
+        fate=fate_of(view, entry),
         reason=reason_of(view, entry),
         why=" ".join(view.explanation_lines(call)),
         advantage=None if why is None else why.advantage,
@@ -277,15 +278,27 @@ def call_row(view: RolloutView, entry: CallCoverage) -> views.CallRow:
 
 
 def reason_of(view: RolloutView, entry: CallCoverage) -> str:
-    """Return why a call was not trained; empty if it was."""
+    """Return why a call was not trained; empty if it was.
+
+    For a call of production, return its outcome unless it succeeded.
+    """
     if view.state.rollout.mode is Mode.PRODUCTION:
-        return f"recorded in production, which trains none (outcome {entry.call.outcome})"
+        return "" if entry.call.outcome is CallOutcome.OK else f"the call: {entry.call.outcome}"
     return entry.reason
 
 
-def _fate(entry: CallCoverage) -> views.Fate:
-    fate: views.Fate = str(entry.status)  # type: ignore[assignment]
-    return fate
+def fate_of(view: RolloutView, entry: CallCoverage) -> views.Fate:
+    """Return what became of a call."""
+    if view.state.rollout.mode is Mode.PRODUCTION:
+        return "recorded"
+    return _FATES[entry.status]
+
+
+_FATES: Final[Mapping[CallStatus, views.Fate]] = {
+    CallStatus.TRAINED: "trained",
+    CallStatus.FROZEN: "frozen",
+    CallStatus.REJECTED: "rejected",
+}
 
 
 def call_detail(
@@ -433,7 +446,7 @@ def group_rollout(view: RolloutView, row: views.RolloutRow) -> views.GroupRollou
                 choice=call.choice,
                 agent=call.agent_path,
                 text=cut(text, MAX_ANSWER)[0],
-                fate=_fate(entry),
+                fate=fate_of(view, entry),
                 reason=reason_of(view, entry),
                 advantage=None if why is None else why.advantage,
             )

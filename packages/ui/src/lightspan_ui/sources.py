@@ -73,6 +73,11 @@ class Place:
     def is_open(self) -> bool:
         return self._catalogue is not None
 
+    @property
+    def progress(self) -> int:
+        """Number that grows while more of the open store is read in the background."""
+        return 0 if self._catalogue is None else self._catalogue.progress
+
     async def catalogue(self, scoring: Scoring | None = None) -> Catalogue:
         """Return the rollouts of the place, as they are now.
 

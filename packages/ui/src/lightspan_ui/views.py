@@ -20,7 +20,8 @@ MAX_POINTS: Final = 1_000
 
 RunState = Literal["running", "silent", "finished", "stopped", "damaged"]
 """`silent`: the trainer is not known to have ended, but has written nothing for minutes."""
-Fate = Literal["trained", "frozen", "rejected"]
+Fate = Literal["trained", "frozen", "rejected", "recorded"]
+"""What became of a call. `recorded`: a call of production, which trains no policy gradient."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

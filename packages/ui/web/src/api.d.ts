@@ -287,7 +287,7 @@ export interface Answer {
   choice: number;
   agent: string;
   text: string;
-  fate: "frozen" | "rejected" | "trained";
+  fate: "frozen" | "recorded" | "rejected" | "trained";
   reason: string;
   advantage: number | null;
 }
@@ -361,7 +361,7 @@ export interface CallRow {
   choice: number;
   span_id: string;
   agent: string;
-  fate: "frozen" | "rejected" | "trained";
+  fate: "frozen" | "recorded" | "rejected" | "trained";
   /** Why the call was not trained; empty if it was. */
   reason: string;
   /** How the advantage was computed, in one line; empty if nothing was recorded. */

@@ -51,7 +51,8 @@ ORDER BY wanted.place, sequence_start, call_id, choice
 
 -- name: search
 SELECT DISTINCT attempt FROM spans
-WHERE attempt >= %(first)s AND attempt < %(last)s AND attempt >> 20 = ANY(%(rollouts)s)
+WHERE attempt >= %(first)s AND attempt < %(last)s 
+    AND (%(rollouts)s::bigint[] IS NULL OR attempt >> 20 = ANY(%(rollouts)s))
     AND (position(%(text)s::bytea IN body) > 0
         OR %(json)s::bytea <> %(text)s::bytea AND position(%(json)s::bytea IN body) > 0)
 ORDER BY attempt DESC

@@ -21,7 +21,7 @@ from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import semconv as c
-from lightspan.schema.records import Attempt, Mode, RolloutState
+from lightspan.schema.records import Attempt, Mode, RolloutState, RolloutSummary
 from lightspan.schema.reward import usable
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.validation import check_number, is_number
@@ -77,10 +77,11 @@ class Query:
             until=None if until is None else parse_time(until, "until"),
         )
 
-    def matches(self, attempt: Attempt) -> bool:
+    def matches(self, attempt: Attempt | RolloutSummary) -> bool:
         """Return whether the attempt started between `since` and `until`; `service` is ignored."""
         since = -math.inf if self.since is None else self.since
-        return since <= attempt.started_at < (math.inf if self.until is None else self.until)
+        started_at = attempt.started_at or 0.0
+        return since <= started_at < (math.inf if self.until is None else self.until)
 
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -118,14 +119,24 @@ def parse_time(value: Time, name: str) -> float:
         ) from None
 
 
-async def read_attempts(store: Store, query: Query) -> AsyncIterator[RecordedAttempt]:
+async def read_attempts(
+    store: Store, query: Query, rollout_ids: Sequence[str] | None = None
+) -> AsyncIterator[RecordedAttempt]:
     """Yield the attempts recorded in production that match `query`, oldest first.
 
     They are read in chunks of `CHUNK_SIZE` rollouts to bound memory.
+
+    Args:
+        store: open store.
+        query: which attempts to read.
+        rollout_ids: ids of the rollouts to read, of mode production; None for all.
     """
-    states = await store.rollouts(run_id=query.service, mode=Mode.PRODUCTION)
-    for start in range(0, len(states), CHUNK_SIZE):
-        chunk = {s.rollout.rollout_id: s for s in states[start : start + CHUNK_SIZE]}
+    if rollout_ids is None:
+        page = await store.summaries(query.service, mode=Mode.PRODUCTION, newest=True)
+        rollout_ids = [row.rollout_id for row in reversed(page.rows) if query.matches(row)]
+    for start in range(0, len(rollout_ids), CHUNK_SIZE):
+        states = await store.rollouts(rollout_ids[start : start + CHUNK_SIZE])
+        chunk = {state.rollout.rollout_id: state for state in states}
         attempts = [a for a in await store.attempts(list(chunk)) if query.matches(a)]
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
         for attempt in attempts:

@@ -39,7 +39,24 @@ def add(commands: Any) -> None:
     listed.add_argument(
         "--limit", type=int, default=20, metavar="N", help="number of rows (20); 0 for all"
     )
+    listed.add_argument(
+        "--agent",
+        metavar="GLOB",
+        help="only those in which such an agent called a model, such as 'writer*'",
+    )
+    listed.add_argument(
+        "--grep", metavar="TEXT", help="only those with this text in a recorded span, case as there"
+    )
+    listed.add_argument(
+        "--all",
+        action="store_true",
+        help="count the calls of all rollouts, however many; of more than 5,000, only those of the "
+        "list are counted otherwise",
+    )
     listed.add_argument("--status", help="only this status: succeeded, failed, timeout, lost, ...")
+    parser.add_argument(
+        "--json", action="store_true", help="write JSON (lightspan_tools.inspect_report)"
+    )
     add_query(parser)
     parser.set_defaults(run=_run)
 
@@ -48,8 +65,15 @@ def _run(options: argparse.Namespace) -> str:
     from lightspan_tools.inspect import inspect_run, inspect_store
 
     query = read_query(options, options.run_folder)
-    page = Page(sort=options.sort, limit=options.limit, status=options.status)
+    page = Page(
+        sort=options.sort,
+        limit=options.limit,
+        status=options.status,
+        agent=options.agent,
+        grep=options.grep,
+        is_whole=options.all,
+    )
     ids = options.rollout, options.call
     if query is not None:
-        return inspect_store(options.run_folder, *ids, query=query, page=page)
-    return inspect_run(Path(options.run_folder), *ids, page=page)
+        return inspect_store(options.run_folder, *ids, query=query, page=page, as_json=options.json)
+    return inspect_run(Path(options.run_folder), *ids, page=page, as_json=options.json)

@@ -425,7 +425,8 @@ class ReadTables(SQLTables):
         if not rollouts:
             return [], 0
         first, last = rollouts[-1] << _ROLLOUT, min(before, (rollouts[0] + 1) << _ROLLOUT)
-        values = {"first": first, "last": last, "rollouts": self._list(rollouts)}
+        values = {"first": first, "last": last}
+        values["rollouts"] = None if run_id is None else self._list(rollouts)
         values |= {"text": texts[0], "json": texts[1]}
         places = [place for (place,) in self._run(self._queries()["search"], values)]
         owners = self._list([place >> _ROLLOUT for place in places])

@@ -45,6 +45,6 @@ ORDER BY requested.key, sequence_start, call_id, choice
 -- name: search
 SELECT DISTINCT attempt FROM spans
 WHERE attempt >= :first AND attempt < :last
-    AND (attempt >> 20) IN (SELECT value FROM json_each(:rollouts))
+    AND (:rollouts IS NULL OR (attempt >> 20) IN (SELECT value FROM json_each(:rollouts)))
     AND (instr(body, :text) OR :json <> :text AND instr(body, :json))
 ORDER BY attempt DESC

@@ -1,0 +1,125 @@
+"""Tests of the web page's numbers on trained runs: they are those of `lightspan inspect`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightspan_ui.views as v
+from lightspan import Trainer
+from lightspan.cli import main
+from lightspan.progress import SilentReporter
+from lightspan_testing.scripted import ScriptedServer
+from packages.ui.tests.ui_client import serving
+from tests.reports.ui_numbers import check_run
+
+SILENT = SilentReporter()
+
+
+def check(folder: Path) -> None:
+    asyncio.run(check_run(folder))
+
+
+def train(
+    algorithm: Any, folder: Path, app: Any, *data: Any, resume: bool = False, **o: Any
+) -> Any:
+    """Train, or resume, and check the numbers of the run."""
+    trainer = Trainer(algorithm, folder=folder, reporter=SILENT, **o)
+    result = trainer.fit(app, *data, resume=resume)
+    check(folder)
+    return result
+
+
+def test_a_run_with_a_frozen_agent(one_step: tuple[Path, list[Any]]) -> None:
+    check(one_step[0])
+
+
+@pytest.mark.slow
+def test_failures_and_named_rewards(apps: Any, rl: Any, tmp_path: Path) -> None:
+    tasks = [{"q": give, "give": give} for give in ("named", "low", "gone")]
+    emitted = {"q": "emitted", "give": "gone", "emit": 0.25}
+    train(rl(tasks_per_step=4), tmp_path / "run", apps.odd, [*tasks, emitted], tasks, steps=1)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_and_a_crashed_one(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(rl(), folder, apps.spell, ask(4), ask(2), steps=2)
+    train(rl(), folder, apps.spell, ask(4), ask(2), steps=3, resume=True)
+    (folder / "result.json").unlink()
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(lines[:-2]) + lines[-2][:40])  # killed in its third step
+    check(folder)
+
+
+@pytest.mark.slow
+def test_a_run_whose_steps_overlap(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
+    train(rl(overlap=1), tmp_path / "run", apps.spell, ask(6), steps=3)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_function_scores(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
+    def short(answer: str) -> float:
+        return {"reward": 1 / (1 + len(answer)), "length": float(len(answer))}  # type: ignore[return-value]
+
+    folder = tmp_path / "run"
+    train(rl(), folder, apps.spell, ask(4), ask(2), steps=2, reward=short)
+
+    async def scorers() -> Any:
+        async with serving(folder) as client:
+            run = await client.get("/runs/run", v.RunDetail)
+            page = await client.get("/runs/run/rollouts", v.RolloutPage, limit=1)
+            return run.scorers, page.rows[0].dimensions
+
+    means, dimensions = asyncio.run(scorers())
+    assert means["short"].n == 20
+    assert dimensions.keys() == {"reward", "length", "app"}
+
+
+@pytest.mark.slow
+def test_a_pruned_run(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(rl(), folder, apps.spell, ask(6), steps=3)
+    assert main(["prune", str(folder / "store.db"), "--older-than", "0s", "--yes"]) == 0
+    check(folder)
+
+
+@pytest.mark.slow
+def test_a_run_that_searched_for_prompts(apps: Any, tmp_path: Path) -> None:
+    toy = importlib.import_module("gepa_toy")
+    folder = tmp_path / "run"
+    with ScriptedServer(toy.speaks) as app, ScriptedServer(toy.reflects) as thinker:
+        toy.train(folder, app.url, thinker.url)
+    check(folder)
+
+    async def prompts(path: Path) -> v.Prompts:
+        async with serving(path) as client:
+            return await client.get("/runs/run/prompts", v.Prompts)
+
+    found = asyncio.run(prompts(folder))
+    [search] = found.searches
+    assert search.verdict
+    assert [each.number for each in search.candidates if each.is_chosen] == [
+        max(range(len(search.candidates)), key=lambda n: search.candidates[n].mean or 0.0)
+    ]
+    assert any(proposal.candidate is not None for proposal in search.proposals)
+    assert {prompt.name for prompt in found.prompts if prompt.is_changed}
+    assert all(search.tasks.values())
+    # the same search before its end: what its log and proposals tell
+    shutil.copytree(folder, tmp_path / "cut" / "run")
+    cut = tmp_path / "cut" / "run"
+    for name in ("result.json", "prompts.json", "journal/candidates.json"):
+        (cut / name).unlink()
+    (cut / "lock").write_text("4194999")  # no such process
+    [running] = asyncio.run(prompts(cut)).searches
+    assert (running.verdict, running.ended) == ("", "the run was stopped")
+    compared = [(each.texts, each.parents, each.scores) for each in search.candidates]
+    assert [(each.texts, each.parents, each.scores) for each in running.candidates] == compared
+    assert running.proposals == search.proposals
+    assert (running.rollouts, running.reflections) == (search.rollouts, search.reflections)
