@@ -80,7 +80,8 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
             .join(" · ")}
         </span>
       </div>
-      {call.fate !== "trained" && (
+      {call.fate === "recorded" && <p class="muted">Recorded in production.</p>}
+      {(call.fate === "frozen" || call.fate === "rejected") && (
         <p>
           Not trained{call.reason && `: ${visible(call.reason)}`}.{" "}
           {call.fate === "frozen" && "The run trains other agents."}

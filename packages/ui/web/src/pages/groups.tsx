@@ -186,7 +186,7 @@ function AnswerBox(props: { answer: Answer; address: string }) {
     <div class="answer">
       <a class="row between small" href={props.address}>
         <span>
-          <Badge name={answer.fate} title={answer.reason} />
+          {answer.fate === "recorded" ? "the call" : <Badge name={answer.fate} title={answer.reason} />}
         </span>
         {answer.advantage !== null && (
           <span class={answer.advantage > 0 ? "plus" : answer.advantage < 0 ? "minus" : ""}>

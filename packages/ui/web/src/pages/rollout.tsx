@@ -250,10 +250,15 @@ function Tree(props: {
   );
 }
 
+/** Return whether training decided about a call; calls of production are only recorded. */
+function isJudged(call: CallRow): boolean {
+  return call.fate !== "recorded";
+}
+
 function Fates(props: { calls: readonly CallRow[] }) {
   return (
     <Fragment>
-      {props.calls.map((call) => (
+      {props.calls.filter(isJudged).map((call) => (
         <span key={call.choice} class={`fate ${call.fate}`} title={`${call.fate} ${call.reason}`}>
           {call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage)}
         </span>
@@ -274,11 +279,11 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
         </b>
         {calls.map((call) => (
           <a key={call.choice} class="small" href={path([...place, "rollouts", detail.row.rollout_id, "calls", call.call_id])}>
-            <Badge name={call.fate} title={call.reason} /> why
+            {isJudged(call) && <Badge name={call.fate} title={call.reason} />} {isJudged(call) ? "why" : "the call"}
           </a>
         ))}
       </header>
-      {calls.map((call) => (
+      {calls.filter(isJudged).map((call) => (
         <p class="small muted" key={call.choice}>
           {visible(call.why || call.reason)}
         </p>

@@ -54,7 +54,8 @@ function Choice(props) {
             ]
                 .filter(Boolean)
                 .join(" · "))),
-        call.fate !== "trained" && (h("p", null,
+        call.fate === "recorded" && h("p", { class: "muted" }, "Recorded in production."),
+        (call.fate === "frozen" || call.fate === "rejected") && (h("p", null,
             "Not trained",
             call.reason && `: ${visible(call.reason)}`,
             ".",

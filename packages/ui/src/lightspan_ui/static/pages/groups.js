@@ -116,8 +116,7 @@ function AnswerBox(props) {
     const { answer } = props;
     return (h("div", { class: "answer" },
         h("a", { class: "row between small", href: props.address },
-            h("span", null,
-                h(Badge, { name: answer.fate, title: answer.reason })),
+            h("span", null, answer.fate === "recorded" ? "the call" : h(Badge, { name: answer.fate, title: answer.reason })),
             answer.advantage !== null && (h("span", { class: answer.advantage > 0 ? "plus" : answer.advantage < 0 ? "minus" : "" },
                 "advantage ",
                 signed(answer.advantage)))),

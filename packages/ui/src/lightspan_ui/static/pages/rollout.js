@@ -152,8 +152,12 @@ function Tree(props) {
                     } })),
             h("span", { class: "small muted number" }, span.reward !== null ? num(span.reward) : duration(span.end - span.start)))))));
 }
+/** Return whether training decided about a call; calls of production are only recorded. */
+function isJudged(call) {
+    return call.fate !== "recorded";
+}
 function Fates(props) {
-    return (h(Fragment, null, props.calls.map((call) => (h("span", { key: call.choice, class: `fate ${call.fate}`, title: `${call.fate} ${call.reason}` }, call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage))))));
+    return (h(Fragment, null, props.calls.filter(isJudged).map((call) => (h("span", { key: call.choice, class: `fate ${call.fate}`, title: `${call.fate} ${call.reason}` }, call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage))))));
 }
 function SpanBox(props) {
     const { span, detail, place } = props;
@@ -166,9 +170,10 @@ function SpanBox(props) {
                 " ",
                 h("span", { class: "muted small" }, span.kind.toLowerCase())),
             calls.map((call) => (h("a", { key: call.choice, class: "small", href: path([...place, "rollouts", detail.row.rollout_id, "calls", call.call_id]) },
-                h(Badge, { name: call.fate, title: call.reason }),
-                " why")))),
-        calls.map((call) => (h("p", { class: "small muted", key: call.choice }, visible(call.why || call.reason)))),
+                isJudged(call) && h(Badge, { name: call.fate, title: call.reason }),
+                " ",
+                isJudged(call) ? "why" : "the call")))),
+        calls.filter(isJudged).map((call) => (h("p", { class: "small muted", key: call.choice }, visible(call.why || call.reason)))),
         span.message && h("pre", { class: "box bad" }, visible(span.message)),
         props.isAlone ? (span.input.map((message, n) => h(MessageBox, { key: n, message: message }))) : (last && (h(Fragment, null,
             span.input.length > 1 && h("p", { class: "small muted" },
