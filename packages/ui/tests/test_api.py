@@ -276,6 +276,10 @@ async def test_production_is_filtered_by_what_spans_tell(tmp_path: Path) -> None
         assert {each.name: each.n for each in facets.tag} == {"billing": 2, "a": 1, "b": 1}
         assert {each.name: each.n for each in facets.agent} == {"router": 3, "router/writer": 3}
         assert (facets.total, facets.scored, facets.mean) == (3, 1, 0.25)
+        some = await client.get("/stores/app/facets", v.Facets, service="other", user="ada")
+        assert some.total == 1
+        assert {each.name: each.n for each in some.service} == {"support": 1, "other": 1}
+        assert {each.name: each.n for each in some.user} == {"ada": 1}
         assert sum(each.n for each in facets.rewards) == 1
         rollout = await client.get("/stores/app/rollouts/at-ro-3", v.RolloutDetail)
         assert rollout.row.message == "boom"

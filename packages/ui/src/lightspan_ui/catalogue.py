@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
+
+import msgspec
 
 from lightspan.errors import NotFoundError
 from lightspan.schema.records import Json
@@ -30,6 +31,7 @@ from lightspan_ui.filters import (
     predicates,
 )
 from lightspan_ui.groups import group_rows
+from lightspan_ui.runs import mean_of
 
 PORTION: Final = 128
 """Number of attempts whose spans are read at once in the background."""
@@ -312,10 +314,18 @@ class Catalogue:
         ]
 
     async def facets(self, filters: Filters) -> views.Facets:
-        """Return counts of the rollouts that pass filters."""
+        """Return counts of the rollouts that pass filters.
+
+        The counts of a filter's values leave this filter out, so that another value can be chosen.
+        """
         await self._begin_reading()
         entries, _ = await self.matching(filters)
-        return facets_of(entries)
+        others = {}
+        for name, fields in FACETS.items():
+            if any(getattr(filters, field) is not None for field in fields):
+                wider = msgspec.structs.replace(filters, **dict.fromkeys(fields))
+                others[name], _ = await self.matching(wider)
+        return facets_of(entries, others)
 
     async def groups(self, filters: Filters, options: PageOptions) -> views.GroupPage:
         """Return a page of the groups of rollouts that pass filters."""
@@ -356,25 +366,48 @@ def task_text(task: Json) -> str:
 
 
 # --- counts -------------------------------------------------------------------------------------
-def facets_of(entries: Sequence[Entry]) -> views.Facets:
-    """Return counts of rollouts by the values of each filter."""
+def facets_of(
+    entries: Sequence[Entry], others: Mapping[str, Sequence[Entry]] | None = None
+) -> views.Facets:
+    """Return counts of rollouts by the values of each filter.
+
+    Args:
+        entries: the rollouts that pass all filters.
+        others: facet → the rollouts that pass all filters but its own; None if all are `entries`.
+    """
     rewards = [entry.reward for entry in entries if entry.reward is not None]
-    facts = [entry.facts for entry in entries if entry.facts is not None]
+    wider = others or {}
+
+    def counted(name: str) -> list[views.Count]:
+        return counts(value for e in wider.get(name, entries) for value in FACET_VALUES[name](e))
+
+    everywhere = wider.get("rewards", entries)
     return views.Facets(
         total=len(entries),
         scored=len(rewards),
-        mean=math.fsum(rewards) / len(rewards) if rewards else None,
-        status=counts(str(entry.summary.status) for entry in entries),
-        mode=counts(str(entry.summary.mode) for entry in entries),
-        outcome=counts(str(e.summary.outcome) for e in entries if e.summary.outcome is not None),
-        service=counts(entry.summary.run_id for entry in entries),
-        agent=counts(path for each in facts for path, _ in each.agents),
-        user=counts(each.user for each in facts if each.user),
-        session=counts(each.session for each in facts if each.session),
-        tag=counts(tag for each in facts for tag in each.tags),
-        rated=counts("yes" if entry.is_rated else "no" for entry in entries),
-        rewards=histogram(rewards),
+        mean=mean_of(rewards),
+        rewards=histogram([e.reward for e in everywhere if e.reward is not None]),
+        **{name: counted(name) for name in FACET_VALUES},
     )
+
+
+FACET_VALUES: Final[Mapping[str, Callable[[Entry], Iterable[str]]]] = {
+    "status": lambda entry: (str(entry.summary.status),),
+    "mode": lambda entry: (str(entry.summary.mode),),
+    "outcome": lambda entry: (str(entry.summary.outcome),) if entry.summary.outcome else (),
+    "service": lambda entry: (entry.summary.run_id,),
+    "agent": lambda entry: (path for path, _ in entry.facts.agents) if entry.facts else (),
+    "user": lambda entry: (entry.facts.user,) if entry.facts and entry.facts.user else (),
+    "session": lambda entry: (entry.facts.session,) if entry.facts and entry.facts.session else (),
+    "tag": lambda entry: entry.facts.tags if entry.facts else (),
+    "rated": lambda entry: ("yes" if entry.is_rated else "no",),
+}
+"""Facet → values of a rollout that it counts."""
+FACETS: Final[Mapping[str, Sequence[str]]] = {
+    **{name: (name,) for name in FACET_VALUES},
+    "rewards": ("reward_min", "reward_max"),
+}
+"""Facet → its own filters."""
 
 
 def counts(values: Iterable[str]) -> list[views.Count]:

@@ -17,6 +17,7 @@ from aiohttp import web
 from lightspan.errors import LightspanError
 from lightspan_ui.guard import HEADERS
 from lightspan_ui.run_files import Stamp, stamp_of
+from lightspan_ui.runs import Run
 from lightspan_ui.sources import Place, Sources
 
 INTERVAL_S: Final = 1.0
@@ -117,7 +118,7 @@ class Changes:
             progress = self._progress.get(name, 0)
             self._progress[name] = place.progress
             if (is_changed or progress < place.progress) and not is_first:
-                lines = 0 if place.run is None else len(place.run.folder.tail.lines)
+                lines = 0 if place.run is None else lines_of(place.run)
                 cursor = self._cursors.get(name, 0)
                 changes.append(Change(place=name, lines=lines, cursor=cursor))
         return changes
@@ -131,6 +132,13 @@ class Changes:
             cursor = -1
         self._cursors[place.name] = cursor
         return before is not None and before != cursor
+
+
+def lines_of(run: Run) -> int:
+    """Return the number of lines of a run's metrics that can be read."""
+    with suppress(LightspanError):
+        run.folder.metrics()
+    return len(run.folder.tail.lines)
 
 
 async def _next_event(queue: asyncio.Queue[Change]) -> bytes:

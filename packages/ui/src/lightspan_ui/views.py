@@ -282,7 +282,11 @@ class Bin(View, frozen=True, kw_only=True):
 
 
 class Facets(View, frozen=True, kw_only=True):
-    """Counts of the rollouts that match the filters, by each filter's values."""
+    """Counts of the rollouts that match the filters, by each filter's values.
+
+    The counts of a filter leave this filter out, so that another value can be chosen. `total`,
+    `scored` and `mean` are of the rollouts that match all filters.
+    """
 
     total: int
     scored: int

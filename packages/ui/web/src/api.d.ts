@@ -234,7 +234,7 @@ export interface Bin {
   n: number;
 }
 
-/** Counts of the rollouts that match the filters, by each filter's values. */
+/** Counts of the rollouts that match the filters, by each filter's values. The counts of a filter leave this filter out, so that another value can be chosen. `total`, `scored` and `mean` are of the rollouts that match all filters. */
 export interface Facets {
   total: number;
   scored: number;

@@ -358,7 +358,7 @@ class RunFolder:
                 shutil.rmtree(self.path / name, ignore_errors=True)
         for name in (*_EVALUATIONS.values(), EXPLANATIONS, MISMATCHES, TAKEN):
             for path in (self.path / name).glob("step-*.json"):
-                if _step_of(path) > step:
+                if int(path.stem.removeprefix("step-")) > step:
                     path.unlink()
 
 
@@ -396,7 +396,3 @@ def _is_shared(path: Path) -> bool:
 
 def _step_file(folder: str, step: int) -> str:
     return f"{folder}/step-{step:06d}.json"
-
-
-def _step_of(path: Path) -> int:
-    return int(path.stem.removeprefix("step-"))

@@ -115,19 +115,16 @@ class TrainerSettings:
             self.learner_spec.check(self.device)
         if self.reward is not None:
             object.__setattr__(self, "reward", as_scorer(self.reward))
-        sinks = (*checked_sinks(self.sinks), *self._page())
-        object.__setattr__(self, "sinks", sinks)
+        object.__setattr__(self, "sinks", (*checked_sinks(self.sinks), *self._page()))
         if self.store is not None:  # without its password, which must not be shown or written
             object.__setattr__(self, "store", public_url(self.store))
 
     def _page(self) -> list[MetricSink]:
         """Return the sink that serves the page of the run; none if `ui` is False."""
-        if self.ui is False:
-            return []
-        if "ui" not in installed_plugins("sinks"):
+        if (is_missing := "ui" not in installed_plugins("sinks")) and self.ui is not False:
             self.progress.line(f"ui={self.ui}: no page is shown without {how_to_install('ui')}")
-            return []
-        return [load_plugin("sinks", "ui")(self.ui, self.progress.line)]
+        is_shown = self.ui is not False and not is_missing
+        return [load_plugin("sinks", "ui")(self.ui, self.progress.line)] if is_shown else []
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:
