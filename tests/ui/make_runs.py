@@ -1,8 +1,9 @@
 """Make the runs that the tests of the web page show: `python make_runs.py MODEL DATA`.
 
-MODEL is the folder of the SQL example's small model after its warm start, DATA that of its databases
-(examples/sql/.cache has both after `nox -s quickstart`). The runs are small, real trainings; paths
-and names of this machine are kept out of them. The result is data/runs.tar.xz beside this file.
+MODEL is the folder of the SQL example's small model after its warm start, DATA that of its
+databases (examples/sql/.cache has both after `nox -s quickstart`). The runs are small, real
+trainings; paths and names of this machine are kept out of them. The result is data/runs.tar.xz
+beside this file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from lightspan_testing.scripted import Request, ScriptedServer
 
 HERE: Final = Path(__file__).parent
 ARCHIVE: Final = HERE / "data" / "runs.tar.xz"
-HELD_OUT: Final = 40
+FOLDER: Final = Path(tempfile.gettempdir()) / "lightspan-runs"
+"""Folder of the trainings; its path is in the tasks that they record."""
+HELD_OUT: Final = 100
 RULES: Final = {
     "parcel": "Name the day on which the parcel comes.",
     "refund": "Say how long a refund takes.",
@@ -37,25 +40,25 @@ def train_sql(model: str, data: str) -> None:
     from sql_example.training import AGENTS, RECIPE, _training_task, answer
     from sql_example.worlds import load
 
-    tasks = {
-        split: [_training_task(task, Path(data), RECIPE) for task in load(Path(data), split)]
+    folder = Path(data)
+    train, test = (
+        [_training_task(task, folder, RECIPE) for task in load(folder, split)]
         for split in ("train", "test")
-    }
-    for name, learning_rate in (("sql", 4e-4), ("sql-low-rate", 4e-6)):
+    )
+    for name, learning_rate, steps in (("sql", 4e-4, 9), ("sql-low-rate", 4e-6, 5)):
         algorithm = LightningRL(
             model,
             optimize=["write_query", "rewrite_query"],
             frozen="base",
             group_size=4,
-            tasks_per_step=6,
+            tasks_per_step=8,
             temperature=0.7,
             max_tokens=48,
             learning_rate=learning_rate,
         )
-        trainer = Trainer(
-            algorithm, steps=8, folder=f"runs/{name}", metric="execution accuracy", cluster="schema"
-        )
-        trainer.fit(answer, tasks["train"], tasks["test"][::12][:HELD_OUT], agents=AGENTS)
+        options = {"metric": "execution accuracy", "cluster": "schema"}
+        trainer = Trainer(algorithm, steps=steps, folder=f"runs/{name}", **options)
+        trainer.fit(answer, train, test[:: len(test) // HELD_OUT], agents=AGENTS)
 
 
 def reply(request: Request) -> str:
@@ -67,7 +70,7 @@ def reply(request: Request) -> str:
 
 
 def reflect(request: Request) -> str:
-    """Propose the prompt with one more rule; every third time one that helps nobody."""
+    """Propose the prompt with one more rule."""
     text = request.last_text
     prompt = text.partition("<prompt>\n")[2].partition("\n</prompt>")[0]
     missing = [rule for word, rule in RULES.items() if rule not in prompt and word in text]
@@ -128,7 +131,7 @@ def clean(run: Path) -> None:
     (run / "config.json").write_text(json.dumps(without_paths(config), indent=2) + "\n")
     for path in (each for each in run.rglob("*") if each.is_file()):
         data = path.read_bytes()
-        for secret in (str(Path.cwd()), socket.gethostname(), str(Path.home()), sys.prefix):
+        for secret in (str(HERE.parents[1]), socket.gethostname(), str(Path.home()), sys.prefix):
             if len(secret) > 5 and secret.encode() in data:
                 raise SystemExit(f"{path} contains {secret!r}")
 
@@ -145,20 +148,20 @@ def without_paths(value: Any) -> Any:
 
 
 def main(model: Path, data: Path) -> None:
-    """Make the runs in a temporary folder, with relative paths, and pack them."""
+    """Make the runs in `FOLDER`, and pack them."""
     model, data = model.resolve(), data.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        os.symlink(model, "warm-start")
-        os.symlink(data, "databases")
-        train_sql("warm-start", "databases")
-        search_prompts()
-        for run in sorted(Path("runs").iterdir()):
-            clean(run)
-        ARCHIVE.parent.mkdir(exist_ok=True)
-        with tarfile.open(ARCHIVE, "w:xz") as archive:
-            archive.add("runs")
-        os.chdir(HERE)
+    FOLDER.mkdir()
+    os.chdir(FOLDER)
+    shutil.copytree(model, "warm-start")
+    shutil.copytree(data, "databases")
+    train_sql("warm-start", "databases")
+    search_prompts()
+    for run in sorted(Path("runs").iterdir()):
+        clean(run)
+    ARCHIVE.parent.mkdir(exist_ok=True)
+    with tarfile.open(ARCHIVE, "w:xz") as archive:
+        archive.add("runs")
+    shutil.rmtree(FOLDER)
     print(f"{ARCHIVE}: {ARCHIVE.stat().st_size:,} bytes")
 
 

@@ -67,4 +67,4 @@ def test_a_rating_is_there_at_once(ui: Any, look: Callable[..., Any], store: Pat
     second.locator(".entry", has_text="1.00").first.wait_for()
     command = [sys.executable, "-m", "lightspan.cli", "inspect", str(store)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert sum(line.split()[5] == "1.000" for line in text.splitlines() if " shop " in line) == 1
+    assert sum(line.split()[5] == "1" for line in text.splitlines() if " shop " in line) == 1

@@ -12,21 +12,22 @@ import pytest
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 PICTURES = {
     "ui-run": "/runs/sql",
-    "ui-groups": "/runs/sql/groups?mode=train&sort=spread",
     "ui-prompts": "/runs/prompts/prompts?candidate=1",
 }
 
 
-@pytest.mark.parametrize("name", [*PICTURES, "ui-call"])
+@pytest.mark.parametrize("name", [*PICTURES, "ui-group", "ui-call"])
 def test_a_picture_shows_the_page(
     serve: Callable[..., Any], runs: Path, look: Callable[..., Any], tmp_path: Path, name: str
 ) -> None:
     """Take a picture into docs/images if LIGHTSPAN_PICTURES is set, else elsewhere."""
     served = serve(runs)
-    page = look(served, PICTURES.get(name, "/runs/sql/rollouts?mode=train&sort=best")).page
-    if name == "ui-call":
+    page = look(served, PICTURES.get(name, "/runs/sql/groups?mode=train&sort=spread")).page
+    if name not in PICTURES:
         page.locator("tbody a").first.click()
-        page.locator("article.span a[href*='/calls/']").first.click()
+        page.locator(".answer a").first.wait_for()
+    if name == "ui-call":
+        page.locator(".answer a", has_text="advantage +").first.click()
         page.locator(".tokens span").first.wait_for()
     page.locator("figure svg, tbody tr, .tokens span").first.wait_for()
     page.wait_for_timeout(500)

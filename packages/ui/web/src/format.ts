@@ -13,7 +13,7 @@ export function num(value: Maybe<number>, digits = 3): string {
   if (isMissing(value)) return DASH;
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
   if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return value.toExponential(1);
-  return String(Number(value.toFixed(digits)));
+  return String(Number(rounded(value, digits)));
 }
 
 /** Write a number with exactly `digits` decimals, so that a column of them lines up. */
@@ -21,7 +21,16 @@ export function fixed(value: Maybe<number>, digits = 2): string {
   if (isMissing(value)) return DASH;
   return value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits
     ? value.toExponential(0)
-    : value.toFixed(digits);
+    : rounded(value, digits);
+}
+
+/** Round as Python does, so that a page shows the number of `lightspan inspect`: a tie to even. */
+function rounded(value: number, digits: number): string {
+  const scaled = value * 10 ** digits;
+  // only a multiple of a power of 2 lies exactly between two decimals
+  const isTie = Math.abs(scaled % 1) === 0.5 && Number.isInteger(value * 2 ** (digits + 1));
+  const even = 2 * Math.round(scaled / 2);
+  return isTie ? (even / 10 ** digits).toFixed(digits) : value.toFixed(digits);
 }
 
 /** Write a number with its sign. */

@@ -127,7 +127,10 @@ export function GroupPage(props: { place: Place; id: string }) {
                 mean {fixed(data.mean)}, spread {data.spread === 0 ? "0: teaches nothing" : fixed(data.spread)}
               </span>
             </div>
-            <pre>{visible(pretty(data.task))}</pre>
+            <details open={data.task.length < 300}>
+              <summary>task</summary>
+              <pre>{visible(pretty(data.task))}</pre>
+            </details>
           </div>
           <SideBySide place={props.place} detail={data} />
         </Fragment>

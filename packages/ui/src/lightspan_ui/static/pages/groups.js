@@ -89,7 +89,9 @@ export function GroupPage(props) {
                         fixed(data.mean),
                         ", spread ",
                         data.spread === 0 ? "0: teaches nothing" : fixed(data.spread))),
-                h("pre", null, visible(pretty(data.task)))),
+                h("details", { open: data.task.length < 300 },
+                    h("summary", null, "task"),
+                    h("pre", null, visible(pretty(data.task))))),
             h(SideBySide, { place: props.place, detail: data }))) : (h(Waiting, { of: asked, what: "the group" }))));
 }
 /** Show the rollouts as columns, best first, and each agent's answers as a row. */
