@@ -494,6 +494,19 @@ async def test_a_store_may_be_replaced_and_grow(tmp_path: Path) -> None:
         assert await total() == 5
 
 
+async def test_a_store_may_be_pruned(tmp_path: Path) -> None:
+    url = await make_production_store(tmp_path / "app.db", 4)
+    async with serving(url) as client:
+        assert (await client.get("/stores/app/rollouts", v.RolloutPage)).total == 4
+        async with open_store(url) as store:
+            assert await store.prune(0.0) > 0
+        await client.get("/stores/app/rollouts", v.RolloutPage)
+        page = await client.get("/stores/app/rollouts", v.RolloutPage)
+        assert page.total < 4
+        assert (page.read, page.readable) == (page.total, page.total)
+        assert (await client.send(f"{PREFIX}/stores/app/rollouts/ro-0")).status == 404
+
+
 async def test_nothing_on_disk_changes(tmp_path: Path) -> None:
     await make_run(tmp_path / "runs" / "run")
     url = await make_production_store(tmp_path / "runs" / "app.db")

@@ -188,8 +188,8 @@ class Api:
         }
         view = (await self._views(place, catalogue, [entry])).get(rollout_id)
         if view is None:  # no runner started it yet
-            [state] = await store.rollouts([rollout_id])
-            task = task_text(state.rollout.task)[: views.MAX_TEXT]
+            tasks = await catalogue.tasks([entry])
+            task = task_text(tasks.get(rollout_id))[: views.MAX_TEXT]
             return views.RolloutDetail(row=row, task=task, spans=[], calls=[], **others)
         detail = rollout_detail(view, row, attempts, spans, **others)
         return msgspec.structs.replace(detail, links=links_of(detail.trace_id))
@@ -268,7 +268,7 @@ class Api:
         self, place: Place, catalogue: Catalogue, entries: Sequence[Entry]
     ) -> dict[str, RolloutView]:
         """Return the views of rollouts by id, without those that no runner started."""
-        states = await catalogue.store.rollouts([e.summary.rollout_id for e in entries])
+        states = await catalogue.states(entries)
         if place.run is not None:
             folder, rewards = place.run.folder, catalogue.scoring.rewards
             found = await read_views(folder, catalogue.store, folder.read_config(), states, rewards)

@@ -139,7 +139,7 @@ class Coverage:
         return todo
 
     async def _read(self, catalogue: Catalogue, portion: Sequence[Entry]) -> list[RolloutView]:
-        states = await catalogue.store.rollouts([entry.summary.rollout_id for entry in portion])
+        states = await catalogue.states(portion)
         config, rewards = self._folder.read_config(), catalogue.scoring.rewards
         return await read_views(self._folder, catalogue.store, config, states, rewards)
 

@@ -32,7 +32,7 @@ async def export_text(catalogue: Catalogue, filters: Filters, place: Place) -> v
         filters: the filters; those that fine-tuning lacks are named in a comment.
         place: the run or store.
     """
-    catalogue.read_all()
+    catalogue.read_in_background()
     await catalogue.wait_read(READING_S)
     entries, _ = await catalogue.matching(filters)
     if place.run is None:

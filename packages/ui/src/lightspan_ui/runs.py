@@ -33,6 +33,7 @@ _PACE_STEPS: Final = 5
 """Number of the last steps from which the remaining time is computed."""
 _SPLITS: Final[Mapping[str, Any]] = {"eval": "held-out", "selection": "selection"}
 _PASSWORD: Final = re.compile(r"(\w:\/\/[^\s\/@:]*:)[^\s\/@]*@")
+_RUN_ID: Final = re.compile(r"run-([0-9a-f]{16})[0-9a-f]*")
 _PROMPT_ALGORITHMS: Final = ("GEPA", "APO", "Alternate")
 
 
@@ -90,7 +91,7 @@ class Run:
             app=str(config.get("app") or ""),
             metric=str(config.get("metric") or "reward"),
             optimize=optimize_text(config.get("optimize")),
-            started=started(folder),
+            started=started(config),
             changed=self._changed,
             steps=int((result or {}).get("steps") or (train[-1]["step"] if train else 0)),
             planned=planned,
@@ -230,10 +231,10 @@ def silence_s(lines: Sequence[Line]) -> float:
     return max(SILENT_S, 3 * max(seconds, default=0.0))
 
 
-def started(folder: LiveRunFolder) -> float | None:
-    """Return when the run began: when its settings were written; None if that is unknown."""
-    stamp = stamp_of(folder.path / "config.json")
-    return None if stamp is None else stamp[2] / 1e9
+def started(config: Mapping[str, Any]) -> float | None:
+    """Return when a run began, which its id tells (`new_id`); None if it has no such id."""
+    match = _RUN_ID.fullmatch(str(config.get("run_id")))
+    return None if match is None else int(match[1], 16) / 1e9
 
 
 def averaged(values: Sequence[float | None], size: int) -> list[float | None]:

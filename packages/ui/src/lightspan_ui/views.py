@@ -74,7 +74,7 @@ class RunSummary(View, frozen=True, kw_only=True):
     metric: str = "reward"
     optimize: str = ""
     started: float | None = None
-    """Time of the first line of the metrics, in seconds since the epoch; None if unknown."""
+    """Time at which the run began, in seconds since the epoch; None if unknown."""
     changed: float | None = None
     """Time of the last change of the metrics, in seconds since the epoch; None without metrics."""
     steps: int = 0

@@ -41,7 +41,7 @@ export interface RunSummary {
   app: string;
   metric: string;
   optimize: string;
-  /** Time of the first line of the metrics, in seconds since the epoch; null if unknown. */
+  /** Time at which the run began, in seconds since the epoch; null if unknown. */
   started: number | null;
   /** Time of the last change of the metrics, in seconds since the epoch; null without metrics. */
   changed: number | null;
