@@ -185,7 +185,7 @@ async def test_a_row_has_its_texts_and_reward(tmp_path: Path) -> None:
         page = await client.get("/runs/run/rollouts", v.RolloutPage, limit=1)
         [row] = page.rows
         assert (row.rollout_id, row.reward, row.step, row.group) == ("ro-1-1", 1.0, 1, "group-1")
-        assert (row.task, row.question, row.answer) == ('{"question": "task 1"}', "task 1", "fine")
+        assert (row.task, row.question, row.answer) == ("task 1", "task 1", "fine")
         assert row.agents == {"writer": 1, "checker": 1}
         assert row.dimensions == {"style": 0.5}
         assert (row.run_id, row.tokens, row.is_read) == (RUN_ID, 12, True)
@@ -316,6 +316,29 @@ async def test_a_rating_is_there_at_once(tmp_path: Path) -> None:
             assert (await client.send(path, method="POST", body=body)).status == 400
         missing = await client.send(path, method="POST", body={"id": "at-none-0", "reward": 1.0})
         assert missing.status == 404
+
+
+async def test_a_search_stops_when_a_page_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan_ui.catalogue.SEARCH_PORTION", 2)
+    url = await make_production_store(tmp_path / "app.db", 9)
+    async with serving(url) as client:
+        query = {"text": "Question", "limit": 2}
+        first = await client.get("/stores/app/rollouts", v.RolloutPage, **query)
+        assert [row.rollout_id for row in first.rows] == ["ro-8", "ro-7"]
+        assert first.is_partial
+        assert 3 <= first.total < 9
+        pages, cursor = [first.rows], first.cursor
+        while cursor:
+            page = await client.get("/stores/app/rollouts", v.RolloutPage, cursor=cursor, **query)
+            pages.append(page.rows)
+            cursor = page.cursor
+        assert [row.rollout_id for rows in pages for row in rows] == [
+            f"ro-{n}" for n in range(8, -1, -1)
+        ]
+        whole = await client.get("/stores/app/rollouts", v.RolloutPage, sort="oldest", **query)
+        assert (whole.total, whole.is_partial) == (9, False)
 
 
 async def test_large_texts_are_cut_and_shown_whole_on_their_own(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from lightspan.stores import public_url
 from lightspan.stores.protocol import Store
 from lightspan_tools.rollout_view import RolloutView, read_views
 from lightspan_ui import views
-from lightspan_ui.catalogue import Catalogue, task_text
+from lightspan_ui.catalogue import Catalogue, task_text, task_title
 from lightspan_ui.comparison import comparison
 from lightspan_ui.coverage import Coverage
 from lightspan_ui.entries import Entry
 from lightspan_ui.export import export_text
+from lightspan_ui.facts import beginning
 from lightspan_ui.filters import GroupSort, Sort, read_filters, read_page
 from lightspan_ui.groups import best_first, group_of
 from lightspan_ui.links import links_of
@@ -344,8 +345,8 @@ async def _tasks_of(catalogue: Catalogue, prompts: views.Prompts) -> dict[str, s
     wanted = {name for search in prompts.searches for name in search.tasks}
     by_task = {e.summary.task_id: e for e in catalogue.newest if e.summary.task_id in wanted}
     tasks = await catalogue.tasks(list(by_task.values()))
-    texts = {name: task_text(tasks.get(e.summary.rollout_id)) for name, e in by_task.items()}
-    return {name: text[:300] for name, text in texts.items()}
+    titles = {name: task_title(tasks.get(e.summary.rollout_id)) for name, e in by_task.items()}
+    return {name: beginning(title) for name, title in titles.items()}
 
 
 async def _store_summary(place: Place) -> views.StoreSummary:

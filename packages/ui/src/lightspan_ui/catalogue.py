@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -32,6 +35,7 @@ from lightspan_ui.filters import (
 )
 from lightspan_ui.groups import group_rows
 from lightspan_ui.runs import mean_of
+from lightspan_ui.views import MAX_ROWS
 
 PORTION: Final = 128
 """Number of attempts whose spans are read at once in the background."""
@@ -42,7 +46,8 @@ BINS: Final = 20
 """Number of bins of the histogram of rewards."""
 MAX_COUNTS: Final = 200
 """Maximum values of a filter that are counted; the most frequent ones."""
-SEARCH_PORTION: Final = 1_000
+SEARCH_PORTION: Final = 256
+"""Number of attempts that are searched for at once."""
 SEARCH_DEADLINE_S: Final = 2.0
 """Seconds after which a search for text answers with what it has found so far."""
 FIRST_READING_S: Final = 0.5
@@ -52,37 +57,55 @@ MAX_SEARCHES: Final = 8
 
 
 class TextSearch:
-    """A search for a text in a store's spans, which goes on in portions, the newest first."""
+    """A search for a text in a store's spans, in portions, the newest attempts first.
+
+    It goes on only while an answer needs more attempts.
+
+    Args:
+        store: the open store.
+        run_id: id of the run; None for all attempts.
+        text: the text.
+        cursor: cursor of the store now; attempts that changed later may be missing.
+    """
 
     def __init__(self, store: Store, run_id: str | None, text: str, cursor: int) -> None:
         self.cursor = cursor
-        """Cursor of the store at which it began."""
-        self.attempts: set[str] = set()
+        self.attempts: dict[str, None] = {}
+        """Ids of the attempts with the text so far, the newest first."""
         self.is_complete = False
-        self._task = asyncio.create_task(self._run(store, run_id, text))
+        self._store, self._run_id, self._text = store, run_id, text
+        self._task: asyncio.Task[list[str]] | None = None
+        """The portion under way, which may take longer than an answer waits for it."""
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until the search is complete, or until the time is over.
+    async def advance(self, is_enough: Callable[[], bool], timeout_s: float) -> None:
+        """Search until there is enough, everything was searched, or the time is over.
 
         Raises:
             LightspanError: the store cannot be read.
         """
-        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
-        for task in done:
-            task.result()
+        deadline = time.monotonic() + timeout_s
+        while not self.is_complete and not is_enough():
+            if self._task is None:
+                self._task = asyncio.create_task(self._next())
+            left = max(0.0, deadline - time.monotonic())
+            done, _ = await asyncio.wait([self._task], timeout=left)
+            if not done:
+                return
+            task, self._task = self._task, None
+            ids = task.result()
+            self.attempts |= dict.fromkeys(ids)
+            self.is_complete = len(ids) < SEARCH_PORTION
 
     def cancel(self) -> None:
-        self._task.cancel()
+        """Stop the portion under way."""
+        if self._task is not None:
+            self._task.cancel()
 
-    async def _run(self, store: Store, run_id: str | None, text: str) -> None:
-        before = None
-        while True:
-            ids = await store.search(text, run_id, before=before, limit=SEARCH_PORTION)
-            self.attempts.update(ids)
-            if len(ids) < SEARCH_PORTION:
-                self.is_complete = True
-                return
-            before = ids[-1]
+    async def _next(self) -> list[str]:
+        before = next(reversed(self.attempts), None)
+        return await self._store.search(
+            self._text, self._run_id, before=before, limit=SEARCH_PORTION
+        )
 
 
 class Catalogue:
@@ -112,6 +135,8 @@ class Catalogue:
         self._is_outdated = False
         """Whether rollouts were pruned, which changes no cursor."""
         self._lock = asyncio.Lock()
+        self._facets: tuple[object, views.Facets] | None = None
+        """The last counts, with what they depend on."""
         self._limit: int | None = None
         self._reading: asyncio.Task[None] | None = None
         self._searches: dict[str, TextSearch] = {}
@@ -292,34 +317,49 @@ class Catalogue:
         return [e for e in entries if e.is_readable and e.facts is None][: 64 * PORTION]
 
     # --- filters ------------------------------------------------------------------------------
-    async def matching(self, filters: Filters) -> tuple[list[Entry], bool]:
+    async def matching(
+        self, filters: Filters, wanted: int | None = None
+    ) -> tuple[list[Entry], bool]:
         """Return the rollouts that pass filters, the newest first.
 
-        The second value is whether a search for text was stopped by its deadline.
+        The second value is whether a search for text is incomplete, because enough was found or
+        its time was over.
+
+        Args:
+            filters: the filters.
+            wanted: number of rollouts after which a search for text stops; None to search until
+                its time is over.
         """
-        tests = predicates(filters)
-        is_partial = False
+        tests, is_partial = predicates(filters), False
         if filters.text:
-            test, is_partial = await self._search(filters.text)
+            test, is_partial = await self._search(filters.text, tests, wanted)
             tests.append(test)
         entries = self.newest
         for test in tests:  # one test after the other takes half the time of all for each entry
             entries = [entry for entry in entries if test(entry)]
         return list(entries), is_partial
 
-    async def _search(self, text: str) -> tuple[Predicate, bool]:
-        """Return a condition for rollouts that contain a text, and whether it is incomplete."""
+    async def _search(
+        self, text: str, tests: Sequence[Predicate], wanted: int | None
+    ) -> tuple[Predicate, bool]:
+        """Return a condition for rollouts that contain a text, and whether it is incomplete.
+
+        Args:
+            text: the text.
+            tests: the conditions of the other filters.
+            wanted: as in `matching`.
+        """
         async with self._search_lock:  # one scan of the store at a time
             search = self._searches.get(text)
             if search is None or (search.is_complete and search.cursor != self.cursor):
-                if search is None:
-                    for old in list(self._searches)[: len(self._searches) - MAX_SEARCHES + 1]:
-                        self._searches.pop(old).cancel()
-                search = TextSearch(self.store, self.run_id, text, self.cursor)
-                self._searches[text] = search
-            await search.wait(SEARCH_DEADLINE_S)
-        attempts = search.attempts
-        lower = text.lower()
+                for old in list(self._searches)[: len(self._searches) - MAX_SEARCHES + 1]:
+                    self._searches.pop(old).cancel()
+                search = self._searches[text] = TextSearch(
+                    self.store, self.run_id, text, self.cursor
+                )
+            is_enough = partial(self._has_matches, search.attempts, tests, wanted)
+            await search.advance(is_enough, SEARCH_DEADLINE_S)
+        attempts, lower = search.attempts, text.lower()
 
         def contains(entry: Entry) -> bool:
             summary = entry.summary
@@ -333,11 +373,24 @@ class Catalogue:
 
         return contains, not search.is_complete
 
+    def _has_matches(
+        self, attempts: Collection[str], tests: Sequence[Predicate], wanted: int | None
+    ) -> bool:
+        """Return whether at least `wanted` attempts pass the conditions; False for None."""
+        if wanted is None or len(attempts) < wanted:
+            return False
+        entries = (self.entries.get(self._by_attempt.get(name, "")) for name in attempts)
+        count = sum(entry is not None and all(t(entry) for t in tests) for entry in entries)
+        return count >= wanted
+
     async def page(self, filters: Filters, options: PageOptions) -> views.RolloutPage:
         """Return a page of the rollouts that pass filters."""
         if filters.needs_spans or options.sort in SPAN_SORTS:
             await self._begin_reading(None)
-        entries, is_partial = await self.matching(filters)
+        wanted = None  # other sorts need all that match
+        if options.sort == "newest":
+            wanted = 1 + options.limit + place_of(options.cursor, ())
+        entries, is_partial = await self.matching(filters, wanted)
         if options.sort != "newest":
             entries.sort(key=SORT_KEYS[options.sort])
         start = place_of(options.cursor, (entry.summary.rollout_id for entry in entries))
@@ -364,7 +417,7 @@ class Catalogue:
         return [
             row_of(
                 entry,
-                task_text(tasks.get(entry.summary.rollout_id)),
+                task_title(tasks.get(entry.summary.rollout_id)),
                 texts.get(entry.summary.rollout_id),
             )
             for entry in entries
@@ -376,13 +429,18 @@ class Catalogue:
         The counts of a filter's values leave this filter out, so that another value can be chosen.
         """
         await self._begin_reading(None if filters.needs_spans else READ_AHEAD)
-        entries, _ = await self.matching(filters)
+        key = filters, self.cursor, self.read, self.scoring
+        if self._facets is not None and self._facets[0] == key and not filters.text:
+            return self._facets[1]
+        wanted = 1 + MAX_ROWS
+        entries, _ = await self.matching(filters, wanted)
         others = {}
         for name, fields in FACETS.items():
             if any(getattr(filters, field) is not None for field in fields):
                 wider = msgspec.structs.replace(filters, **dict.fromkeys(fields))
-                others[name], _ = await self.matching(wider)
-        return facets_of(entries, others)
+                others[name], _ = await self.matching(wider, wanted)
+        self._facets = key, facets_of(entries, others)
+        return self._facets[1]
 
     async def groups(self, filters: Filters, options: PageOptions) -> views.GroupPage:
         """Return a page of the groups of rollouts that pass filters."""
@@ -395,7 +453,7 @@ class Catalogue:
         end = start + len(shown)
         firsts = [row.entries[0] for row in shown]
         tasks = await self.tasks(firsts)
-        texts = [task_text(tasks.get(entry.summary.rollout_id)) for entry in firsts]
+        texts = [task_title(tasks.get(entry.summary.rollout_id)) for entry in firsts]
         return views.GroupPage(
             groups=[row.view(text) for row, text in zip(shown, texts, strict=True)],
             total=len(rows),
@@ -424,6 +482,25 @@ def task_text(task: Json) -> str:
     return task if isinstance(task, str) else json.dumps(task, ensure_ascii=False)
 
 
+def task_title(task: Json) -> str:
+    """Return the text of a task that a person reads first, such as its question.
+
+    It is the whole task as text if it has none of the usual fields.
+    """
+    if isinstance(task, dict):
+        for name in TITLES:
+            if isinstance(task.get(name), str) and task[name].strip():
+                return str(task[name])
+    return task_text(task)
+
+
+TITLES: Final = (
+    *("question", "query", "prompt", "input", "text", "message", "instruction", "problem"),
+    "title",
+)
+"""Fields of a task that have its text, the first one that it has."""
+
+
 # --- counts -------------------------------------------------------------------------------------
 def facets_of(
     entries: Sequence[Entry], others: Mapping[str, Sequence[Entry]] | None = None
@@ -438,7 +515,10 @@ def facets_of(
     wider = others or {}
 
     def counted(name: str) -> list[views.Count]:
-        return counts(value for e in wider.get(name, entries) for value in FACET_VALUES[name](e))
+        shown, read = wider.get(name, entries), FACET_VALUES.get(name)
+        if read is not None:
+            return counts(map(read, shown))
+        return counts(value for entry in shown for value in FACET_LISTS[name](entry))
 
     everywhere = wider.get("rewards", entries)
     return views.Facets(
@@ -446,32 +526,36 @@ def facets_of(
         scored=len(rewards),
         mean=mean_of(rewards),
         rewards=histogram([e.reward for e in everywhere if e.reward is not None]),
-        **{name: counted(name) for name in FACET_VALUES},
+        **{name: counted(name) for name in (*FACET_VALUES, *FACET_LISTS)},
     )
 
 
-FACET_VALUES: Final[Mapping[str, Callable[[Entry], Iterable[str]]]] = {
-    "status": lambda entry: (str(entry.summary.status),),
-    "mode": lambda entry: (str(entry.summary.mode),),
-    "outcome": lambda entry: (str(entry.summary.outcome),) if entry.summary.outcome else (),
-    "service": lambda entry: (entry.summary.run_id,),
-    "agent": lambda entry: (path for path, _ in entry.facts.agents) if entry.facts else (),
-    "user": lambda entry: (entry.facts.user,) if entry.facts and entry.facts.user else (),
-    "session": lambda entry: (entry.facts.session,) if entry.facts and entry.facts.session else (),
-    "tag": lambda entry: entry.facts.tags if entry.facts else (),
-    "rated": lambda entry: ("yes" if entry.is_rated else "no",),
+FACET_VALUES: Final[Mapping[str, Callable[[Entry], str | None]]] = {
+    "status": attrgetter("summary.status"),
+    "mode": attrgetter("summary.mode"),
+    "outcome": attrgetter("summary.outcome"),
+    "service": attrgetter("summary.run_id"),
+    "user": lambda entry: None if entry.facts is None else entry.facts.user,
+    "session": lambda entry: None if entry.facts is None else entry.facts.session,
+    "rated": lambda entry: "yes" if entry.is_rated else "no",
 }
-"""Facet → values of a rollout that it counts."""
+"""Facet → the value of a rollout that it counts; None or empty for none."""
+FACET_LISTS: Final[Mapping[str, Callable[[Entry], Iterable[str]]]] = {
+    "agent": lambda entry: (path for path, _ in entry.facts.agents) if entry.facts else (),
+    "tag": lambda entry: entry.facts.tags if entry.facts else (),
+}
+"""Facet → the values of a rollout that it counts."""
 FACETS: Final[Mapping[str, Sequence[str]]] = {
-    **{name: (name,) for name in FACET_VALUES},
+    **{name: (name,) for name in (*FACET_VALUES, *FACET_LISTS)},
     "rewards": ("reward_min", "reward_max"),
 }
 """Facet → its own filters."""
 
 
-def counts(values: Iterable[str]) -> list[views.Count]:
-    """Return how often values occur, the most frequent first."""
-    ordered = sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))
+def counts(values: Iterable[str | None]) -> list[views.Count]:
+    """Return how often values occur, the most frequent first; None and empty ones are left out."""
+    items = [(str(value), n) for value, n in Counter(values).items() if value]
+    ordered = sorted(items, key=lambda item: (-item[1], item[0]))
     return [views.Count(name=name, n=n) for name, n in ordered[:MAX_COUNTS]]
 
 
