@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from lightspan.errors import ConfigError, NotFoundError
+from lightspan.errors import ConfigError, LightspanError, NotFoundError
 from lightspan.stores import names_store, open_existing, public_url
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import CONFIG
@@ -91,7 +91,7 @@ class Place:
             catalogue = await self._open()
             try:
                 await catalogue.refresh(scoring)
-            except BaseException:
+            except (LightspanError, OSError):  # but not if the page was closed meanwhile
                 await self._close()
                 raise
             return catalogue
