@@ -25,6 +25,8 @@ ATTACKS: Final = (
     "</pre></article><iframe src=https://example.invalid></iframe>",
     "' onmouseover='alert(1)",
 )
+LONG: Final = "long " * 2_000_000
+"""A text of 10 MB."""
 QUESTIONS: Final = ("Where is my parcel?", "Refund order 17", "Do you ship to Oslo?")
 
 
@@ -41,7 +43,7 @@ def main(store: str) -> None:
     with ScriptedServer(answer) as server:
         client = openai.OpenAI(base_url=server.url, api_key="sk-of-the-app")
         recording = lightspan.record(store, service="shop")
-        for number, text in enumerate((*QUESTIONS * 4, *ATTACKS)):
+        for number, text in enumerate((*QUESTIONS * 4, LONG, *ATTACKS)):
             with lightspan.agent(text if text in ATTACKS else "helper"):
                 lightspan.emit_annotation({"user": f"user-{number % 3}", "tags": [text[:20]]})
                 with contextlib.suppress(UnicodeEncodeError):  # the SDK cannot send half a letter

@@ -55,6 +55,16 @@ def test_texts_stay_texts(ui: Any, look: Callable[..., Any]) -> None:
     assert watched.problems == []
 
 
+def test_a_long_text_is_cut(ui: Any, look: Callable[..., Any]) -> None:
+    watched = look(ui)
+    page = watched.page
+    page.locator("nav a", has_text="app").click()
+    page.locator(".entry", has_text="long long").first.locator("a").first.click()
+    page.get_by_text("cut: the span's page has the rest").first.wait_for()
+    assert len(page.locator("main").inner_text()) < 2_000_000
+    assert watched.problems == []
+
+
 def test_a_rating_is_there_at_once(ui: Any, look: Callable[..., Any], store: Path) -> None:
     first, second = look(ui).page, look(ui).page
     for page in (first, second):
