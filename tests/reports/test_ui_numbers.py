@@ -15,10 +15,13 @@ import pytest
 import lightspan_ui.views as v
 from lightspan import Trainer
 from lightspan.cli import main
+from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
+from lightspan.stores import open_store
 from lightspan_testing.scripted import ScriptedServer
+from packages.ui.tests.recorded import record
 from packages.ui.tests.ui_client import serving
-from tests.reports.ui_numbers import check_run
+from tests.reports.ui_numbers import check_run, check_store
 
 SILENT = SilentReporter()
 APPS = Path(__file__).parents[1] / "apps"
@@ -149,3 +152,23 @@ def test_a_run_of_prompts_and_weights_in_turns(apps: Any, tiny: Path, tmp_path: 
     assert found[-1].ended == "the run was stopped"
     assert found[-1].candidates
     check(tmp_path / "killed")
+
+
+@pytest.mark.slow
+async def test_a_store_of_production(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    async with open_store(url) as store:
+        await record(store, "ro-emitted", reward=0.25)
+        await record(store, "ro-failed", fails="boom", service="other")
+        for number in range(4):
+            await record(store, f"ro-{number}", question=f"question {number}")
+        await store.mark_damaged("at-ro-0", "a span is missing")
+    ratings = {
+        "at-ro-1": 0.5,
+        "at-ro-emitted": 1.0,
+        "call-at-ro-2-0": 0.125,
+        "call-at-ro-2-2": 0.75,
+    }
+    for name, reward in ratings.items():
+        await asyncio.to_thread(feedback, name, reward, store=url)
+    await check_store(url)
