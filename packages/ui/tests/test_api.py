@@ -664,3 +664,14 @@ async def test_a_store_of_another_format_says_so(tmp_path: Path) -> None:
         assert "newer" in store.error
         answer = await client.send(f"{PREFIX}/stores/newer/rollouts")
         assert (answer.status, answer.error) == (503, store.error)
+
+
+async def test_half_a_surrogate_pair_hides_nothing(tmp_path: Path) -> None:
+    await make_run(tmp_path / "good")
+    await make_run(tmp_path / "odd", config={"app": "app:\ud800", "\udfff": ["\udfff"]})
+    async with serving(tmp_path) as client:
+        runs = {run.name: run for run in (await client.get("/places", v.Places)).runs}
+        assert runs["odd"].app == "app:\ufffd"
+        assert runs["good"].app == "app:answer"
+        run = await client.get("/runs/odd", v.RunDetail)
+        assert run.settings["\ufffd"] == "\ufffd"

@@ -160,6 +160,11 @@ class Run:
         return known
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the run was complete when it was last summarised."""
+        return self._summary is not None and self._summary[1].state == "finished"
+
+    @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The held-out evaluations of the last summary."""
         return self._progress.evaluations

@@ -234,14 +234,15 @@ def run_folders(root: Path) -> list[Path]:
 
     They are sorted by name. The list is empty if the folder cannot be read.
     """
+    root = root.resolve()
     if (root / CONFIG).exists():
-        return [root.resolve()]
+        return [root]
     try:
         with os.scandir(root) as entries:
             paths = [Path(entry.path) for entry in entries if entry.is_dir()]
     except OSError:
         return []
-    return sorted(path.resolve() for path in paths if (path / CONFIG).exists())[-MAX_RUNS:]
+    return sorted(path for path in paths if (path / CONFIG).exists())[-MAX_RUNS:]
 
 
 def shown_name(path: Path) -> str:
