@@ -675,3 +675,44 @@ async def test_half_a_surrogate_pair_hides_nothing(tmp_path: Path) -> None:
         assert runs["good"].app == "app:answer"
         run = await client.get("/runs/odd", v.RunDetail)
         assert run.settings["\ufffd"] == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *("[]", "1", "{}", '{"train": "x"}', '{"steps": "many", "optimize": 5, "epochs": []}'),
+        *('{"store": 5, "run_id": []}', '{"reward": {"name": "../x"}}', '{"failure_reward": {}}'),
+    ],
+)
+async def test_odd_settings_hide_no_other_run(config: str, tmp_path: Path) -> None:
+    await make_run(tmp_path / "good", steps=1)
+    odd = await make_run(tmp_path / "odd", steps=1)
+    (odd.path / "config.json").write_text(config)
+    async with serving(tmp_path) as client:
+        names = {run.name for run in (await client.get("/places", v.Places)).runs}
+        assert names == {"good", "odd"}
+        for path in ("/runs/odd", "/runs/odd/metrics", "/runs/odd/rollouts", "/runs/odd/prompts"):
+            answer = await client.send(PREFIX + path)
+            assert answer.status == 200 or answer.error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "train", "step": 1, "seconds": "x", "reward": "high"},
+        {"kind": "eval", "step": 99, "mean": [], "n": {}},
+        {"kind": "train", "step": -1, "rollouts": "x", "failed": None, "cost": "much"},
+        {"kind": "other", "step": 10**30},
+    ],
+)
+async def test_odd_metrics_hide_no_other_run(line: dict[str, Any], tmp_path: Path) -> None:
+    await make_run(tmp_path / "good", steps=1)
+    odd = await make_run(tmp_path / "odd", steps=1, is_complete=False)
+    with (odd.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    async with serving(tmp_path) as client:
+        runs = {run.name: run for run in (await client.get("/places", v.Places)).runs}
+        assert runs["good"].error == ""
+        for path in ("/runs/odd", "/runs/odd/metrics", "/runs/odd/rollouts"):
+            answer = await client.send(PREFIX + path)
+            assert answer.status == 200 or answer.error

@@ -83,8 +83,9 @@ class Api:
         parts = self._open_run(place, run)
         catalogue, error = None, ""
         try:
-            catalogue = await self._catalogue(place)
-            await parts.coverage.refresh(catalogue)
+            if not summary.error:
+                catalogue = await self._catalogue(place)
+                await parts.coverage.refresh(catalogue)
         except (LightspanError, OSError) as problem:
             error = error_text(problem)
         return detail_of(summary, run.folder, catalogue, parts.coverage, error)
