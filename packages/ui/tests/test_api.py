@@ -531,6 +531,20 @@ async def test_a_store_may_be_pruned(tmp_path: Path) -> None:
         assert (await client.send(f"{PREFIX}/stores/app/rollouts/ro-0")).status == 404
 
 
+async def test_stores_that_no_page_needs_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan_ui.api.UNUSED_S", 0.0)
+    urls = [await make_production_store(tmp_path / f"{name}.db") for name in ("a", "b")]
+    async with serving(*urls) as client:
+        places = client.server._sources.stores
+        await client.get("/stores/a/rollouts", v.RolloutPage)
+        assert (places["a"].is_open, places["b"].is_open) == (True, False)
+        await client.get("/stores/b/rollouts", v.RolloutPage)
+        assert (places["a"].is_open, places["b"].is_open) == (False, True)
+        assert (await client.get("/stores/a/rollouts", v.RolloutPage)).total == 3
+
+
 async def test_nothing_on_disk_changes(tmp_path: Path) -> None:
     await make_run(tmp_path / "runs" / "run")
     url = await make_production_store(tmp_path / "runs" / "app.db")
