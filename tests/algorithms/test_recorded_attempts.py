@@ -26,13 +26,18 @@ from lightspan.production.store_writer import (
 )
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Json, Outcome
+from lightspan.schema.reward import Reward
 from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store, public_url
+from lightspan.stores.protocol import Summaries
+from lightspan.stores.sqlite import SQLiteStore
 from lightspan.training.data import tasks_from_store
+from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.strategies import make_reward_span, make_span
 from lightspan_tools import overview
 from lightspan_tools.inspect_report import RolloutReport, StoreReport
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
+from packages.gateway.tests.remote_store.served import KEYS, READER, serving
 
 HEX = "{:032x}"
 
@@ -137,6 +142,22 @@ def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
 
 
 # --- feedback -------------------------------------------------------------------------------
+def test_who_follows_a_store_sees_feedback(url: str) -> None:
+    write(url, attempt(1, call(1)), attempt(2, call(2)))
+
+    async def summaries(after: int) -> Summaries:
+        async with open_store(url) as store:
+            return await store.summaries(after=after)
+
+    cursor = asyncio.run(summaries(0)).cursor
+    for reward in (0.25, 0.25, 1.0):
+        lightspan.feedback("chatcmpl-theirs-2", reward, store=url)
+    page = asyncio.run(summaries(cursor))
+    assert [(row.attempt_id, row.feedback) for row in page.rows] == [(at(2), Reward(1.0))]
+    lightspan.feedback("chatcmpl-theirs-2", 1.0, store=url)  # repeated
+    assert asyncio.run(summaries(page.cursor)).rows == []
+
+
 def test_feedback_by_attempt_call_and_response(url: str) -> None:
     write(url, attempt(1, call(1), call(2)), attempt(2, call(3)))
     rollout_id = at(1).replace("at-", "ro-")
@@ -407,6 +428,22 @@ def test_inspect_a_store_as_json(url: str, capsys: pytest.CaptureFixture[str]) -
         ("writer", None),
         ("critic", None),
     ]
+
+
+def test_a_readers_key_is_enough_to_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "served.db"
+    write(f"sqlite:{path}", attempt(1, call(1)))
+    monkeypatch.setenv("LIGHTSPAN_STORE_KEY", READER)
+    with serving(lambda: SQLiteStore(path), Keys(KEYS)) as served:
+        for command in (["inspect"], ["inspect", "--grep", "question 1"], ["status"]):
+            assert main([*command, served.url]) == 0
+        assert "calls by agent: writer 1" in capsys.readouterr().out
+        assert main(["inspect", served.url, at(1)]) == 0
+        assert "writer: ok" in capsys.readouterr().out
+        assert main(["feedback", at(1), "1", "--store", served.url]) == 1
+        assert "a reader's key may not call add_spans" in capsys.readouterr().err
 
 
 def test_a_store_too_large_to_count_every_call(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,16 @@ import pytest
 import lightspan_ui.views as v
 from lightspan import Trainer
 from lightspan.cli import main
+from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
+from lightspan.stores import open_store
 from lightspan_testing.scripted import ScriptedServer
+from packages.ui.tests.recorded import record
 from packages.ui.tests.ui_client import serving
-from tests.reports.ui_numbers import check_run
+from tests.reports.ui_numbers import check_run, check_store
 
 SILENT = SilentReporter()
+APPS = Path(__file__).parents[1] / "apps"
 
 
 def check(folder: Path) -> None:
@@ -98,18 +104,12 @@ def test_a_run_that_searched_for_prompts(apps: Any, tmp_path: Path) -> None:
         toy.train(folder, app.url, thinker.url)
     check(folder)
 
-    async def prompts(path: Path) -> v.Prompts:
-        async with serving(path) as client:
-            return await client.get("/runs/run/prompts", v.Prompts)
-
-    found = asyncio.run(prompts(folder))
-    [search] = found.searches
+    [search] = asyncio.run(searches_of(folder))
     assert search.verdict
     assert [each.number for each in search.candidates if each.is_chosen] == [
         max(range(len(search.candidates)), key=lambda n: search.candidates[n].mean or 0.0)
     ]
     assert any(proposal.candidate is not None for proposal in search.proposals)
-    assert {prompt.name for prompt in found.prompts if prompt.is_changed}
     assert all(search.tasks.values())
     # the same search before its end: what its log and proposals tell
     shutil.copytree(folder, tmp_path / "cut" / "run")
@@ -117,9 +117,58 @@ def test_a_run_that_searched_for_prompts(apps: Any, tmp_path: Path) -> None:
     for name in ("result.json", "prompts.json", "journal/candidates.json"):
         (cut / name).unlink()
     (cut / "lock").write_text("4194999")  # no such process
-    [running] = asyncio.run(prompts(cut)).searches
+    [running] = asyncio.run(searches_of(cut))
     assert (running.verdict, running.ended) == ("", "the run was stopped")
     compared = [(each.texts, each.parents, each.scores) for each in search.candidates]
     assert [(each.texts, each.parents, each.scores) for each in running.candidates] == compared
     assert running.proposals == search.proposals
     assert (running.rollouts, running.reflections) == (search.rollouts, search.reflections)
+
+
+async def searches_of(folder: Path) -> list[v.SearchView]:
+    async with serving(folder) as client:
+        return (await client.get(f"/runs/{folder.name}/prompts", v.Prompts)).searches
+
+
+@pytest.mark.slow
+def test_a_run_of_prompts_and_weights_in_turns(apps: Any, tiny: Path, tmp_path: Path) -> None:
+    toy = importlib.import_module("alternate_toy")
+    folder = tmp_path / "run"
+    with ScriptedServer(toy.reflects) as thinker:
+        toy.fit(folder, toy.algorithm(tiny, thinker.url))
+        check(folder)
+        searches = asyncio.run(searches_of(folder))
+        assert len(searches) == 2
+        assert all(search.name.startswith("step-") and search.verdict for search in searches)
+        # killed in its second search
+        program = [sys.executable, str(APPS / "alternate_toy.py"), str(tmp_path / "killed")]
+        for batches in (8, 7, 6, 5):
+            shutil.rmtree(tmp_path / "killed", ignore_errors=True)
+            done = subprocess.run([*program, str(tiny), thinker.url, str(batches)], check=False)
+            assert done.returncode == -9
+            found = asyncio.run(searches_of(tmp_path / "killed"))
+            if found and not found[-1].verdict:
+                break
+    assert found[-1].ended == "the run was stopped"
+    assert found[-1].candidates
+    check(tmp_path / "killed")
+
+
+@pytest.mark.slow
+async def test_a_store_of_production(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'app.db'}"
+    async with open_store(url) as store:
+        await record(store, "ro-emitted", reward=0.25)
+        await record(store, "ro-failed", fails="boom", service="other")
+        for number in range(4):
+            await record(store, f"ro-{number}", question=f"question {number}")
+        await store.mark_damaged("at-ro-0", "a span is missing")
+    ratings = {
+        "at-ro-1": 0.5,
+        "at-ro-emitted": 1.0,
+        "call-at-ro-2-0": 0.125,
+        "call-at-ro-2-2": 0.75,
+    }
+    for name, reward in ratings.items():
+        await asyncio.to_thread(feedback, name, reward, store=url)
+    await check_store(url)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import lightspan_ui.views as v
-from lightspan_tools.inspect import inspect_run
+from lightspan.algorithms.recorded_attempts import Query
+from lightspan_tools.inspect import inspect_run, inspect_store
 from lightspan_tools.pagination import Page
 from packages.ui.tests.ui_client import Client, eventually, serving
 
@@ -45,8 +48,6 @@ async def check_run(folder: Path, calls_of: int = 5) -> None:
 
 
 async def _inspect(folder: Path, *ids: str) -> str:
-    import asyncio
-
     return await asyncio.to_thread(inspect_run, folder, *ids, page=Page(limit=0))
 
 
@@ -143,3 +144,34 @@ async def _check_rollout(client: Client, path: str, row: v.RolloutRow, folder: P
         if choice.reasons is not None:
             assert f"credit {choice.reasons.credit:g} " in call.why
             assert any(mate.is_this for mate in choice.mates)
+
+
+async def check_store(url: str) -> None:
+    """Check that the rows of a store of production are those that `lightspan inspect` prints."""
+    text = await asyncio.to_thread(inspect_store, url, query=Query(), page=Page(limit=0))
+    pattern = re.compile(
+        r"\S+ +(\S+) +(\d{4}-\S+ \S+) +(\S+) +(\S+) +(\d+) +([\d.]+) *(damaged)? *"
+    )
+    printed = [match.groups() for line in text.splitlines() if (match := pattern.match(line))]
+    async with serving(url) as client:
+        [store] = (await client.get("/places", v.Places)).stores
+        rows = await _rows(client, f"/stores/{store.name}")
+        assert Counter(printed) == Counter(
+            (
+                row.run_id,
+                datetime.fromtimestamp(row.started or 0).isoformat(" ", "seconds"),  # noqa: DTZ006
+                row.status,
+                "-" if row.reward is None else f"{row.reward:.6g}",
+                str(sum(row.agents.values())),
+                f"{row.seconds or 0:.2f}",
+                "damaged" if row.damaged else None,
+            )
+            for row in rows
+        )
+        for row in rows:
+            path = f"/stores/{store.name}/rollouts/{row.attempt_id}"
+            detail = await client.get(path, v.RolloutDetail)
+            lines = await asyncio.to_thread(inspect_store, url, row.attempt_id, query=Query())
+            reward = "-" if row.reward is None else f"{row.reward:g}"
+            source = f" ({detail.source})" if detail.source else ""
+            assert f"attempt {row.attempt_id}: reward {reward}{source}" in lines.splitlines()

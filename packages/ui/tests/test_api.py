@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -637,3 +638,29 @@ async def test_a_run_that_begins_is_shown(tmp_path: Path) -> None:
         assert await eventually(names) == ["new"]
         RunFolder(tmp_path / "new").path.rename(tmp_path.parent / f"{tmp_path.name}-away")
         assert await names() == []
+
+
+async def test_lines_are_read_once_by_many_requests(tmp_path: Path) -> None:
+    folder = await make_run(tmp_path / "run", steps=1, is_complete=False)
+    async with serving(folder.path) as client:
+        for step in range(2, 12):
+            folder.add_metrics(metrics_line(step))
+            requests = [
+                client.send(PREFIX + path)
+                for path in ("/places", "/runs/run/metrics?names=reward", "/runs/run") * 4
+            ]
+            await asyncio.gather(*requests)
+        metrics = await client.get("/runs/run/metrics", v.Metrics, names="reward")
+        assert [point.x for point in metrics.series["reward"]] == list(range(1, 12))
+
+
+async def test_a_store_of_another_format_says_so(tmp_path: Path) -> None:
+    url = await make_production_store(tmp_path / "newer.db")
+    with sqlite3.connect(tmp_path / "newer.db") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    async with serving(url) as client:
+        [store] = (await client.get("/places", v.Places)).stores
+        assert "newer" in store.error
+        answer = await client.send(f"{PREFIX}/stores/newer/rollouts")
+        assert (answer.status, answer.error) == (503, store.error)

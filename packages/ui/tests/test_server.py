@@ -96,7 +96,7 @@ async def test_other_hosts_and_origins_are_refused(client: Client) -> None:
 
 
 async def test_the_printed_address_becomes_a_cookie(client: Client) -> None:
-    target = address(client.server, TOKEN).removeprefix(client.server.url)
+    target = address(client.server, "/", TOKEN).removeprefix(client.server.url)
     answer = await client.send(f"{target}&sort=best", Authorization=None)
     assert (answer.status, answer.headers["Location"]) == (303, "/?sort=best")
     cookie = answer.headers["Set-Cookie"]
@@ -205,9 +205,22 @@ def test_other_hosts_need_a_key() -> None:
     assert "KEY" not in environment
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_places_that_cannot_be_shown_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing"):
         Sources([str(tmp_path / "missing")])
+    with pytest.raises(ConfigError, match="memory:"):
+        Sources(["memory:"])
+    with pytest.raises(ConfigError, match="mysql") as error:
+        Sources(["mysql://me:secret@host/x"])
+    assert "secret" not in str(error.value)
+
+
+async def test_the_only_place_is_opened_at_once(tmp_path: Path) -> None:
+    url = await make_production_store(tmp_path / "app.db")
+    assert Sources([url]).front_page == "/stores/app"
+    await make_run(tmp_path / "a run")
+    assert Sources([str(tmp_path)]).front_page == "/runs/a%20run"
+    assert Sources([str(tmp_path), url]).front_page == "/"
 
 
 async def test_it_closes_at_once_while_pages_are_open(tmp_path: Path) -> None:

@@ -118,9 +118,9 @@ def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        match = re.search(r"http://127\.0\.0\.1:\d+/\?token=(\S+)", line)
+        match = re.search(r"http://127\.0\.0\.1:\d+/runs/run\?token=(\S+)", line)
         assert match is not None
-        url = line.split()[1].partition("/?")[0]
+        url = line.split()[1].partition("/runs")[0]
         events = Request(f"{url}/api/v1/events", headers={"Authorization": f"Bearer {match[1]}"})
         with urlopen(events, timeout=10) as stream:
             assert stream.readline() == b": open\n"

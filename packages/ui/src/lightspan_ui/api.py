@@ -12,7 +12,6 @@ from aiohttp import web
 
 from lightspan.errors import ConfigError, LightspanError, NotFoundError
 from lightspan.production.feedback import feedback
-from lightspan.schema.records import RolloutState
 from lightspan.stores import public_url
 from lightspan.stores.protocol import Store
 from lightspan_tools.rollout_view import RolloutView, read_views
@@ -22,11 +21,17 @@ from lightspan_ui.comparison import comparison
 from lightspan_ui.coverage import Coverage
 from lightspan_ui.entries import Entry
 from lightspan_ui.export import export_text
-from lightspan_ui.facts import beginning
+from lightspan_ui.facts import beginning, completed
 from lightspan_ui.filters import GroupSort, Sort, read_filters, read_page
 from lightspan_ui.groups import best_first, group_of
 from lightspan_ui.links import links_of
-from lightspan_ui.rollouts import call_detail, group_rollout, read_view, rollout_detail, span_detail
+from lightspan_ui.rollouts import (
+    call_detail,
+    group_rollout,
+    production_views,
+    rollout_detail,
+    span_detail,
+)
 from lightspan_ui.run_page import RunScoring, detail_of
 from lightspan_ui.runs import Run, error_text, metrics_view, secretless
 from lightspan_ui.searches import prompts_of
@@ -237,7 +242,7 @@ class Api:
         rated = await asyncio.to_thread(
             feedback, wish.id, wish.reward, store=place.url, comment=comment
         )
-        await catalogue.forget(rated.attempt_id)
+        await catalogue.read_again(rated.attempt_id)
         return views.Rated(
             attempt_id=rated.attempt_id, call_id=rated.call_id or "", reward=wish.reward
         )
@@ -274,7 +279,7 @@ class Api:
             folder, rewards = place.run.folder, catalogue.scoring.rewards
             found = await read_views(folder, catalogue.store, folder.read_config(), states, rewards)
         else:
-            found = await _production_views(catalogue, states)
+            found = await production_views(catalogue.store, states)
         return {view.state.rollout.rollout_id: view for view in found}
 
 
@@ -299,13 +304,6 @@ class _OpenRun:
                 tokenizer = None
             self._tokenizer = path, tokenizer
         return self._tokenizer[1]
-
-
-async def _production_views(
-    catalogue: Catalogue, states: Sequence[RolloutState]
-) -> list[RolloutView]:
-    found = [await read_view(None, catalogue.store, state, catalogue.scoring) for state in states]
-    return [view for view in found if view is not None]
 
 
 def group_members(
@@ -337,7 +335,8 @@ async def _spans_of(store: Store, entry: Entry) -> Sequence[Any]:
     attempt_id = entry.summary.attempt_id
     if attempt_id is None:
         return []
-    return (await store.spans([attempt_id])).get(attempt_id, [])
+    spans = (await store.spans([attempt_id])).get(attempt_id, [])
+    return completed(entry.summary, spans)[1]
 
 
 async def _tasks_of(catalogue: Catalogue, prompts: views.Prompts) -> dict[str, str]:

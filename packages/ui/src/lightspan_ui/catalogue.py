@@ -152,8 +152,8 @@ class Catalogue:
                 await self._reading
 
     # --- reading ------------------------------------------------------------------------------
-    async def refresh(self, scoring: Scoring | None = None) -> bool:
-        """Read what changed in the store; return whether anything did.
+    async def refresh(self, scoring: Scoring | None = None) -> None:
+        """Read what changed in the store.
 
         Args:
             scoring: how rewards and steps are computed now; None if that is unchanged.
@@ -167,14 +167,12 @@ class Catalogue:
             changes = await self.store.summaries(self.run_id, after=self.cursor)
             for summary in changes.rows:
                 self.scoring.apply(self._update(summary))
-            is_changed = changes.cursor != self.cursor
             self.cursor = changes.cursor
             if scoring is not None and scoring is not self.scoring:
                 earlier, self.scoring = self.scoring, scoring
                 for entry in self._ordered:
                     if scoring.changes(earlier, entry):
                         scoring.apply(entry)
-            return is_changed
 
     def _update(self, summary: RolloutSummary) -> Entry:
         """Add a rollout, or replace its summary; return its entry."""
@@ -241,12 +239,12 @@ class Catalogue:
             entry.facts = facts_of(entry.summary, own, records.get(name, []))
             self._count(entry, 1)
             self.scoring.apply(entry)
-            texts[entry.summary.rollout_id] = texts_of(own)
+            texts[entry.summary.rollout_id] = texts_of(entry.summary, own)
         return texts
 
-    def _count(self, entry: Entry | None, sign: int) -> None:
+    def _count(self, entry: Entry, sign: int) -> None:
         """Add a rollout to the counts of attempts that can be read and were read, or remove it."""
-        if entry is not None and entry.is_readable:
+        if entry.is_readable:
             self.readable += sign
             self.read += sign * (entry.facts is not None)
 
@@ -268,7 +266,7 @@ class Catalogue:
                 states += await self.store.rollouts([name])
         return states
 
-    async def forget(self, attempt_id: str) -> None:
+    async def read_again(self, attempt_id: str) -> None:
         """Read an attempt's spans again, because it got feedback."""
         name = self._by_attempt.get(attempt_id)
         if name is not None:
@@ -293,13 +291,20 @@ class Catalogue:
         if self._reading is None or self._reading.done():
             self._limit = limit
             self._reading = asyncio.create_task(self._read_unread())
+            self._reading.add_done_callback(_take_error)
         elif limit is None:
             self._limit = None
 
     async def wait_read(self, timeout_s: float) -> None:
-        """Wait for the reading in the background, at most for a time."""
-        if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=timeout_s)
+        """Wait for the reading in the background, at most for a time.
+
+        Raises:
+            LightspanError: the store cannot be read.
+        """
+        tasks = [] if self._reading is None else [self._reading]
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s) if tasks else ((), ())
+        for task in done:
+            task.result()
 
     async def _read_unread(self) -> None:
         number = 0
@@ -414,13 +419,12 @@ class Catalogue:
         """Return rollouts as rows of a table, with their texts."""
         texts = await self.read_facts(entries)
         tasks = await self.tasks(entries)
+        tasks |= {name: each.task for name, each in texts.items() if each.task is not None}
+        titles = {name: task_title(task) for name, task in tasks.items()}
+        names = [entry.summary.rollout_id for entry in entries]
         return [
-            row_of(
-                entry,
-                task_title(tasks.get(entry.summary.rollout_id)),
-                texts.get(entry.summary.rollout_id),
-            )
-            for entry in entries
+            row_of(entry, titles.get(name, ""), texts.get(name))
+            for name, entry in zip(names, entries, strict=True)
         ]
 
     async def facets(self, filters: Filters) -> views.Facets:
@@ -459,6 +463,12 @@ class Catalogue:
             total=len(rows),
             cursor=cursor_of(end, shown[-1].name) if end < len(rows) else "",
         )
+
+
+def _take_error(task: asyncio.Task[None]) -> None:
+    """Mark the error of a task as seen, which the next answer raises."""
+    if not task.cancelled():
+        task.exception()
 
 
 # --- pages --------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ import msgspec
 
 from lightspan.algorithms.recorded_attempts import apply_feedback, score_of_attempt
 from lightspan.lightning.episode import Episode, RewardSource, build_episode
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
+    Json,
     Mode,
     Outcome,
     Rollout,
@@ -63,6 +65,8 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True):
 
     question: str
     answer: str
+    task: Json = None
+    """The task, if only the spans have it."""
 
 
 def needs_records(spans: Sequence[Span]) -> bool:
@@ -84,7 +88,7 @@ def facts_of(
         records: token records of the attempt; they are needed only if `needs_records`.
     """
     is_production = summary.mode is Mode.PRODUCTION
-    spans = apply_feedback(spans) if is_production else spans
+    spans = recorded_spans(summary, spans)
     episode = build_episode(attempt_of(summary), rollout_of(summary), spans, records)
     attributes = [span.attributes for span in spans]
     agents = Counter(call.agent_path for call in episode.calls)
@@ -107,12 +111,37 @@ def facts_of(
     )
 
 
-def texts_of(spans: Sequence[Span]) -> Texts:
-    """Return the beginnings of the first question and of the last answer in spans."""
+def recorded_spans(summary: RolloutSummary, spans: Sequence[Span]) -> Sequence[Span]:
+    """Return the spans of an attempt as `read_attempts` returns them.
+
+    For an attempt of production, feedback counts as a reward, and spans that another program sent
+    are completed by their reader.
+    """
+    if summary.mode is not Mode.PRODUCTION:
+        return spans
+    _, spans = completed(summary, spans)
+    return apply_feedback(spans)
+
+
+def completed(summary: RolloutSummary, spans: Sequence[Span]) -> tuple[Json, Sequence[Span]]:
+    """Return the task and the spans of an attempt, completed by the reader of its spans.
+
+    The task is None, and the spans are unchanged, unless another program sent the spans.
+    """
+    if summary.runner_id not in installed_plugins("readers"):
+        return None, spans
+    read = load_plugin("readers", summary.runner_id)
+    rollout, complete = read(rollout_of(summary), attempt_of(summary), list(spans))
+    return rollout.task, complete
+
+
+def texts_of(summary: RolloutSummary, spans: Sequence[Span]) -> Texts:
+    """Return the beginnings of the first question and of the last answer of an attempt."""
+    task, spans = completed(summary, spans)
     calls = sorted(_calls(spans), key=lambda span: (span.sequence_start or 0, span.start_ns))
     question = next(filter(None, (_question(span) for span in calls)), "")
     answer = next(filter(None, (_answer(span) for span in reversed(calls))), "")
-    return Texts(question=beginning(question), answer=beginning(answer))
+    return Texts(question=beginning(question), answer=beginning(answer), task=task)
 
 
 def attempt_of(summary: RolloutSummary) -> Attempt:
@@ -123,6 +152,7 @@ def attempt_of(summary: RolloutSummary) -> Attempt:
         number=1,
         epoch=1,
         status=_attempt_status(summary),
+        runner_id=summary.runner_id,
         outcome=summary.outcome,
         reward=summary.reward,
         message=summary.message,

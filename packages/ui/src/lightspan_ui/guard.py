@@ -29,6 +29,7 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Server": "lightspan",
 }
 """Headers of every answer."""
 READS: Final = ("GET", "HEAD")

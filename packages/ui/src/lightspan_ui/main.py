@@ -79,10 +79,11 @@ def serve(
         )
         async with server:
             with stop_signals() as stopping:
-                for line in describe(options, server, token):
+                page = sources.front_page
+                for line in describe(options, server, page, token):
                     lines.line(line)
                 if options.opens:
-                    webbrowser.open(address(server, token))
+                    webbrowser.open(address(server, page, token))
                 if ready is not None:
                     ready(server)
                 await ended(stopping, options.parent)
@@ -133,10 +134,16 @@ def take_token(options: UiOptions, environment: MutableMapping[str, str] = os.en
     return key
 
 
-def describe(options: UiOptions, server: UiServer, token: str) -> Iterator[str]:
+def describe(options: UiOptions, server: UiServer, page: str, token: str) -> Iterator[str]:
     """Yield the lines to print when the server is ready.
 
     The address has the random token; a key of the user is not printed.
+
+    Args:
+        options: options of the server.
+        server: the server, which listens.
+        page: path of the page to open.
+        token: the secret that every request needs.
     """
     if not is_loopback(options.host):
         yield (
@@ -144,16 +151,16 @@ def describe(options: UiOptions, server: UiServer, token: str) -> Iterator[str]:
             "stay on 127.0.0.1 and forward the port by ssh -L"
         )
     if options.key_variable is None:
-        yield f"watch: {address(server, token)} (Ctrl-C stops)"
+        yield f"watch: {address(server, page, token)} (Ctrl-C stops)"
     else:
         yield (
-            f"watch: {server.public_url}/?token=… with the key of {options.key_variable} "
+            f"watch: {server.public_url}{page}?token=… with the key of {options.key_variable} "
             "(Ctrl-C stops)"
         )
     if options.write:
         yield "--write: the page may rate rollouts"
 
 
-def address(server: UiServer, token: str) -> str:
-    """Return the address of the page with the token."""
-    return f"{server.public_url}/?token={quote(token, safe='')}"
+def address(server: UiServer, page: str, token: str) -> str:
+    """Return the address of a page with the token."""
+    return f"{server.public_url}{page}?token={quote(token, safe='')}"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from lightspan.algorithms.recorded_attempts import (
-    RecordedAttempt,
-    apply_feedback,
-)
+import msgspec
+
+from lightspan.algorithms.recorded_attempts import Query, read_attempts
 from lightspan.errors import NotFoundError
 from lightspan.lightning.advantages import Explanation
-from lightspan.lightning.episode import Call, build_episode
+from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, CallStatus
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
@@ -26,15 +26,13 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_tools.rollout_view import (
     RolloutView,
-    read_views,
     view_of,
 )
 from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_ui import views
 from lightspan_ui.catalogue import task_text
-from lightspan_ui.entries import Entry, Scoring
+from lightspan_ui.entries import Entry
 from lightspan_ui.facts import messages_of, text_of_content
-from lightspan_ui.run_files import LiveRunFolder
 from lightspan_ui.tokens import Tokenizer, token_views
 
 MAX_SPANS: Final = 5_000
@@ -50,28 +48,23 @@ _ARGUMENTS: Final = (
 )
 
 
-async def read_view(
-    folder: LiveRunFolder | None, store: Store, state: RolloutState, scoring: Scoring
-) -> RolloutView | None:
-    """Return the view of a rollout; None if no runner ever started it.
+async def production_views(store: Store, states: Sequence[RolloutState]) -> list[RolloutView]:
+    """Return the views of rollouts in a store without the folder of a run.
+
+    They count as recorded only: which calls of a training were trained is in its run's folder.
 
     Args:
-        folder: folder of the run; None for a store of production.
         store: the open store.
-        state: the rollout.
-        scoring: how the run computes rewards.
+        states: the rollouts; those that no runner ever started are left out.
     """
-    if folder is not None:
-        config = folder.read_config()
-        found = await read_views(folder, store, config, [state], scoring.rewards)
-        return found[0] if found else None
-    attempts = await store.attempts([state.rollout.rollout_id])
-    if not attempts:
-        return None
-    attempt = attempts[-1]
-    spans = (await store.spans([attempt.attempt_id])).get(attempt.attempt_id, [])
-    episode = build_episode(attempt, state.rollout, apply_feedback(spans), [])
-    return view_of(RecordedAttempt(state, attempt, episode))
+    ids = [state.rollout.rollout_id for state in states]
+    return [as_recorded(view_of(each)) async for each in read_attempts(store, Query(), ids)]
+
+
+def as_recorded(view: RolloutView) -> RolloutView:
+    """Return the view of a rollout as if it was recorded in production."""
+    rollout = msgspec.structs.replace(view.state.rollout, mode=Mode.PRODUCTION)
+    return replace(view, state=msgspec.structs.replace(view.state, rollout=rollout))
 
 
 def rollout_detail(
@@ -91,8 +84,7 @@ def rollout_detail(
         others: further fields of the answer.
     """
     episode = view.episode
-    is_production = view.state.rollout.mode is Mode.PRODUCTION
-    given = is_production and any(map(c.is_feedback, spans))
+    given = row.mode == Mode.PRODUCTION and any(map(c.is_feedback, spans))
     trace_id = next((span.trace_id for span in spans if span.trace_id), "")
     return views.RolloutDetail(
         row=row,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -115,11 +116,14 @@ class LiveRunFolder(RunFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.tail = MetricsTail(path / METRICS)
+        self._reading = threading.RLock()
+        """Held while files are read, which the event loop and a thread do."""
         self._cache: dict[object, tuple[Stamp, Any]] = {}
 
     def metrics(self) -> list[dict[str, Any]]:
-        self.tail.refresh()
-        return self.tail.lines
+        with self._reading:
+            self.tail.refresh()
+            return self.tail.lines
 
     def read_config(self) -> dict[str, Any]:
         return self._cached(CONFIG, super().read_config)
@@ -146,16 +150,17 @@ class LiveRunFolder(RunFolder):
             return None
 
     def _cached(self, name: str, read: Callable[[], T]) -> T:
-        stamp = stamp_of(self.path / name)
-        cached = self._cache.get(name)
-        if cached is None or cached[0] != stamp:
-            cached = stamp, read()
-            self._cache.pop(name, None)
-            while len(self._cache) >= _MAX_CACHED:
-                self._cache.pop(next(iter(self._cache)))
-            self._cache[name] = cached
-        value: T = cached[1]
-        return value
+        with self._reading:
+            stamp = stamp_of(self.path / name)
+            cached = self._cache.get(name)
+            if cached is None or cached[0] != stamp:
+                cached = stamp, read()
+                self._cache.pop(name, None)
+                while len(self._cache) >= _MAX_CACHED:
+                    self._cache.pop(next(iter(self._cache)))
+                self._cache[name] = cached
+            value: T = cached[1]
+            return value
 
 
 def is_alive(pid: int, since: float) -> bool:

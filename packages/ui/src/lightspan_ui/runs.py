@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -64,11 +65,13 @@ class Run:
         self._summary: tuple[object, views.RunSummary] | None = None
         self._grew_without_process = False
         self._changed: float | None = None
+        self._summarising = threading.Lock()
 
     def summary(self) -> views.RunSummary:
         """Return the summary of the run; one with an error if its files are damaged."""
         try:
-            return self._read_summary()
+            with self._summarising:  # a thread goes on although its request has ended
+                return self._read_summary()
         except (LightspanError, OSError, ValueError, KeyError, TypeError) as error:
             return views.RunSummary(name=self.name, state="damaged", error=error_text(error))
 

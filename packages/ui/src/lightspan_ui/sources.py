@@ -13,8 +13,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
-from lightspan.errors import ConfigError, NotFoundError
+from lightspan.errors import ConfigError, LightspanError, NotFoundError
 from lightspan.stores import names_store, open_existing, public_url
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import CONFIG
@@ -91,7 +92,7 @@ class Place:
             catalogue = await self._open()
             try:
                 await catalogue.refresh(scoring)
-            except BaseException:
+            except (LightspanError, OSError):  # but not if the page was closed meanwhile
                 await self._close()
                 raise
             return catalogue
@@ -146,17 +147,20 @@ class Sources:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._roots = [Path(name) for name in names if not names_store(name)]
-        for root in self._roots:
-            if not root.is_dir():
+        folders = [name for name in names if not names_store(name)]
+        for name in folders:
+            if not Path(name).is_dir():
                 raise ConfigError(
-                    f"{root} is no folder: name a run such as runs/sql, a folder of runs, or a "
-                    "store such as sqlite:app.db"
+                    f"{secretless(name)} is no folder: name a run such as runs/sql, a folder of "
+                    "runs, or a store such as sqlite:app.db"
                 )
+        self._roots = [Path(name) for name in folders]
         self.runs: dict[str, Place] = {}
         self._paths: dict[Path, str] = {}
         self.stores: dict[str, Place] = {}
         for url in filter(names_store, names):
+            if url.startswith("memory:"):
+                raise ConfigError("a store in memory: belongs to one process, and cannot be shown")
             name = unique(store_name(url), self.stores)
             self.stores[name] = Place(f"stores/{name}", partial(str, url))
 
@@ -186,6 +190,14 @@ class Sources:
                 f"there is no {kind[:-1]} {name!r}; there are, for example: {known}"
             )
         return table[name]
+
+    @property
+    def front_page(self) -> str:
+        """Path of the page to open: that of the only place, or the list of places."""
+        self.scan()
+        names = [place.name for place in self.places()]
+        kind, _, name = names[0].partition("/") if len(names) == 1 else ("", "", "")
+        return f"/{kind}/{quote(name, safe='')}" if kind else "/"
 
     def places(self) -> Iterator[Place]:
         """Yield all places."""

@@ -473,6 +473,9 @@ class StorePlugin(Protocol):
     def make_store(self, url: str, *, create: bool) -> Store:
         """Return the store of a URL, not open.
 
+        A store that can be opened for reading only has an attribute `read_only`, a bool that is set
+        before `open`. Each of its methods that write then raises `StoreError`.
+
         Args:
             url: the URL, with its scheme in lower case.
             create: whether opening the store may create it, if it does not exist.

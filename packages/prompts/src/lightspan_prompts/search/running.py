@@ -116,8 +116,8 @@ def candidates_of(
     whole = max((len(each.seen) for group in runs.values() for each in group), default=0)
     candidates, rollouts = [], 0
     for number, group in enumerate(runs.values()):
-        rollouts += len(group[0].seen)
-        rewards = [_rewards(each.seen, value) for each in group]
+        rollouts += sum(len(each.seen) for each in group)
+        rewards = [_rewards(each.seen, value) for each in _counted(group)]
         values = [value if reward is None else reward for run in rewards for reward in run.values()]
         candidates.append(
             Candidate(
@@ -127,10 +127,27 @@ def candidates_of(
                 again=rewards[1] if len(rewards) > 1 else {},
                 mean=math.fsum(values) / len(values) if values else math.nan,
                 rollouts=rollouts,
-                is_whole=len(group[0].seen) == whole,
+                is_whole=len(rewards[0]) == whole,
             )
         )
     return candidates
+
+
+def _counted(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the evaluations of a candidate that count, of all on the selection split.
+
+    A finalist of GEPA is run on the same tasks again. APO compares on batches of the tasks, of
+    which the last counts, unless all tasks were run.
+    """
+    counted: list[Evaluation] = []
+    for each in evaluations:
+        tasks = {one.task_id for one in each.seen}
+        is_again = bool(counted) and tasks == {one.task_id for one in counted[0].seen}
+        if is_again:
+            counted.append(each)
+        elif not counted or len(each.seen) >= len(counted[0].seen):
+            counted = [each]
+    return counted
 
 
 def _rewards(seen: Sequence[Evidence], failure_value: float) -> dict[str, float | None]:

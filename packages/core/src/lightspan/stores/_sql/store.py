@@ -39,8 +39,9 @@ D = TypeVar("D", bound=OpenDatabase)
 
 _PRUNE_CHUNK: Final = 16
 """Maximum number of rollouts that one transaction deletes."""
-_SUMMARIES: Final = 4096
-"""Maximum number of summaries that one query reads. Other reads of the store come in between."""
+_SUMMARIES: Final = 1024
+"""Maximum number of summaries that one query reads, each with its task. Other reads of the store
+come in between."""
 _SEARCHED: Final = (64, 2048)
 """Number of rollouts whose spans the first query of a search reads, and the maximum. Other reads of
 the store come in between."""

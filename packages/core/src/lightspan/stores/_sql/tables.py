@@ -10,6 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 from lightspan.errors import NotFoundError
@@ -403,10 +404,9 @@ class ReadTables(SQLTables):
         last = int(self._execute("last_change")[0][0])
         rollouts, values = self._filtered("SELECT * FROM rollouts", filters, order, limit)
         query = self._queries()["summaries"].replace("FROM rollouts", f"FROM ({rollouts}) rollouts")
-        rows = [
-            codec.read_summary(row, self._read_text)
-            for row in self._run(f"{query} ORDER BY rollouts.{order}", values)
-        ]
+        rows = [codec.read_summary(row, self._read_text) for row in self._run(query, values)]
+        # The database would sort rows with their tasks.
+        rows.sort(key=attrgetter("position" if newest else "change"), reverse=newest)
         if not newest and rows:
             last = rows[-1].change if len(rows) == limit else max(last, rows[-1].change)
         return Summaries(cursor=max(last, filters["cursor"] or 0), rows=rows)
