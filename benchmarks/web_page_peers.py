@@ -21,8 +21,9 @@ import sys
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -40,7 +41,6 @@ MISS: Final = "a text that no span has"
 BATCH: Final = 100
 STARTING_S: Final = 180.0
 TRIES: Final = 5
-Ask = Callable[[str], Any]
 
 
 def free_port() -> int:
@@ -156,13 +156,13 @@ def running(command: list[str], health: str, folder: Path, **variables: str) -> 
 Measured = dict[str, float]
 
 
-def measure(pid: int, asks: dict[str, Callable[[], int]]) -> Measured:
+def measure(pid: int, asks: Mapping[str, Callable[[str], int]]) -> Measured:
     """Ask several times; return the CPU milliseconds of a request, and the server's memory."""
     figures: Measured = {}
     for name, ask in asks.items():
-        ask()  # the first loads modules
+        ask(MISS)  # the first loads modules
         cpu = cpu_s(pid)
-        counts = [ask() for _ in range(TRIES)]
+        counts = [ask(f"{MISS} {n}") for n in range(TRIES)]  # no server may answer from memory
         figures[name] = 1000 * (cpu_s(pid) - cpu) / TRIES
         print(f"{name}: {counts[0]} traces, {figures[name]:.0f} CPU-ms", flush=True)
     return {**figures, "memory": memory_mib(pid)}
@@ -186,8 +186,11 @@ def lightspan(rollouts: int, folder: Path) -> Measured:
         return len(send(path, Authorization=f"Bearer {key}")["rows"])
 
     with running(command, f"{url}/health", folder, PAGE_KEY=key) as pid:
-        miss = MISS.replace(" ", "%20")
-        return measure(pid, {"table": lambda: rows(""), "search": lambda: rows(f"&text={miss}")})
+        asks = {
+            "table": lambda _: rows(""),
+            "search": lambda text: rows(f"&text={urllib.parse.quote(text)}"),
+        }
+        return measure(pid, asks)
 
 
 def mlflow(rollouts: int, folder: Path) -> Measured:
@@ -209,12 +212,15 @@ def mlflow(rollouts: int, folder: Path) -> Measured:
         for body in requests(rollouts):
             kind = "application/x-protobuf"
             send(f"{url}/v1/traces", body, kind, x_mlflow_experiment_id="0")
-        text = f"trace.text ILIKE '%{MISS}%'"
-        return measure(pid, {"table": lambda: rows(""), "search": lambda: rows(text)})
+        asks = {
+            "table": lambda _: rows(""),
+            "search": lambda text: rows(f"trace.text ILIKE '%{text}%'"),
+        }
+        return measure(pid, asks)
 
 
 QUERY: Final = """
-query ($filter: String) { projects { edges { node { spans(first: 50, rootSpansOnly: true,
+query ($filter: String) { projects { edges { node { spans(first: 50,
   sort: {col: startTime, dir: desc}, filterCondition: $filter) { edges { node {
   spanId name statusCode startTime latencyMs input { truncatedValue } output { truncatedValue }
 } } } } } } }
@@ -233,9 +239,11 @@ def phoenix(rollouts: int, folder: Path) -> Measured:
         "PHOENIX_TELEMETRY_ENABLED": "false",
     }
 
-    def rows(condition: str | None) -> int:
+    def rows(condition: str) -> int:
         body = {"query": QUERY, "variables": {"filter": condition}}
         answer = send(f"{url}/graphql", json.dumps(body).encode())
+        if answer.get("errors"):
+            raise SystemExit(f"Phoenix refuses the query: {answer['errors']}")
         [project] = answer["data"]["projects"]["edges"]
         return len(project["node"]["spans"]["edges"])
 
@@ -243,11 +251,14 @@ def phoenix(rollouts: int, folder: Path) -> Measured:
     with running([command, "serve"], f"{url}/v1/projects", folder, **variables) as pid:
         for body in requests(rollouts):
             send(f"{url}/v1/traces", body, "application/x-protobuf")
-        while not rows(None):
+        while not rows("parent_id is None"):
             time.sleep(1.0)
         time.sleep(20.0)  # it stores in the background
-        text = f"'{MISS}' in input.value"
-        return measure(pid, {"table": lambda: rows(None), "search": lambda: rows(text)})
+        asks = {
+            "table": lambda _: rows("parent_id is None"),
+            "search": lambda text: rows(f"parent_id is None and '{text}' in input.value"),
+        }
+        return measure(pid, asks)
 
 
 def main() -> int:
