@@ -47,6 +47,7 @@ class Progress(NamedTuple):
     evaluations: tuple[Evaluation, ...] = ()
     """Held-out evaluations."""
     gain: Interval | None = None
+    costs: tuple[float, ...] = ()
     lines: int = 0
 
 
@@ -107,7 +108,7 @@ class Run:
             alerts=list(progress.alerts),
             eta_s=remaining_s(seconds, planned) if state == "running" else None,
             seconds=math.fsum(seconds),
-            cost=cost_of(lines),
+            cost=total_cost(progress.costs, lines),
             has_prompts=has_prompts(folder, config),
             has_rollouts=config.get("algorithm") != "SFT",
         )
@@ -157,6 +158,7 @@ class Run:
             known.alerts + alerts,
             evaluations,
             gain,
+            known.costs + tuple(cost for line in new for cost in costs_of(line)),
             len(lines),
         )
         self._progress = known
@@ -259,22 +261,25 @@ def averaged(values: Sequence[float | None], size: int) -> list[float | None]:
     ]
 
 
-def cost_of(lines: Sequence[Line]) -> float | None:
+def costs_of(line: Line) -> list[float]:
+    """Return the costs of a training step: of its search for prompts, and of its judges."""
+    if line["kind"] != "train":
+        return []
+    names = (name for name in line if name == "cost" or name.endswith("/cost"))
+    return [value for name in names if (value := number(line[name])) is not None]
+
+
+def total_cost(costs: Sequence[float], lines: Sequence[Line]) -> float | None:
     """Return the cost of a run so far; None if nothing has a price.
 
-    Steps count the cost of their search and of their judges. The lines of a search that still runs
-    have its cost so far.
+    Args:
+        costs: costs of its steps.
+        lines: lines of its metrics. Those of a search that still runs have its cost so far.
     """
-    train = [
-        float(value)
-        for line in lines
-        if line["kind"] == "train"
-        for name, value in line.items()
-        if (name == "cost" or name.endswith("/cost")) and isinstance(value, int | float)
-    ]
     last = lines[-1] if lines else {}
-    running = [float(last["cost"])] if last.get("kind") == "search" and last.get("cost") else []
-    return math.fsum(train + running) if train or running else None
+    running = number(last.get("cost")) if last.get("kind") == "search" else None
+    total = [*costs, *([] if running is None else [running])]
+    return math.fsum(total) if total else None
 
 
 def has_prompts(folder: LiveRunFolder, config: Mapping[str, Any]) -> bool:
