@@ -373,7 +373,7 @@ async def test_large_texts_are_cut_and_shown_whole_on_their_own(tmp_path: Path) 
 async def test_no_answer_has_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {
         "call token": "calltoken-planted-1",
-        "variable": "sk-planted-variable-1234567890",
+        "variable": "sk-" + "planted-variable-1234567890",
         "password": "planted-password-9",
         "key in a URL": "planted-user-key-7",
     }

@@ -11,3 +11,22 @@
   `links` leads to other programs.
 - `views` defines the answers of the API.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightspan.plugins import lazy_exports
+
+if TYPE_CHECKING:
+    from lightspan_ui.main import UiOptions as UiOptions, serve as serve
+    from lightspan_ui.sink import UiSink as UiSink
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "UiOptions": "lightspan_ui.main",
+        "UiSink": "lightspan_ui.sink",
+        "serve": "lightspan_ui.main",
+    },
+)
