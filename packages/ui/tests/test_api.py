@@ -531,6 +531,20 @@ async def test_a_store_may_be_pruned(tmp_path: Path) -> None:
         assert (await client.send(f"{PREFIX}/stores/app/rollouts/ro-0")).status == 404
 
 
+async def test_stores_that_no_page_needs_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightspan_ui.api.UNUSED_S", 0.0)
+    urls = [await make_production_store(tmp_path / f"{name}.db") for name in ("a", "b")]
+    async with serving(*urls) as client:
+        places = client.server._sources.stores
+        await client.get("/stores/a/rollouts", v.RolloutPage)
+        assert (places["a"].is_open, places["b"].is_open) == (True, False)
+        await client.get("/stores/b/rollouts", v.RolloutPage)
+        assert (places["a"].is_open, places["b"].is_open) == (False, True)
+        assert (await client.get("/stores/a/rollouts", v.RolloutPage)).total == 3
+
+
 async def test_nothing_on_disk_changes(tmp_path: Path) -> None:
     await make_run(tmp_path / "runs" / "run")
     url = await make_production_store(tmp_path / "runs" / "app.db")
@@ -664,3 +678,55 @@ async def test_a_store_of_another_format_says_so(tmp_path: Path) -> None:
         assert "newer" in store.error
         answer = await client.send(f"{PREFIX}/stores/newer/rollouts")
         assert (answer.status, answer.error) == (503, store.error)
+
+
+async def test_half_a_surrogate_pair_hides_nothing(tmp_path: Path) -> None:
+    await make_run(tmp_path / "good")
+    await make_run(tmp_path / "odd", config={"app": "app:\ud800", "\udfff": ["\udfff"]})
+    async with serving(tmp_path) as client:
+        runs = {run.name: run for run in (await client.get("/places", v.Places)).runs}
+        assert runs["odd"].app == "app:\ufffd"
+        assert runs["good"].app == "app:answer"
+        run = await client.get("/runs/odd", v.RunDetail)
+        assert run.settings["\ufffd"] == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *("[]", "1", "{}", '{"train": "x"}', '{"steps": "many", "optimize": 5, "epochs": []}'),
+        *('{"store": 5, "run_id": []}', '{"reward": {"name": "../x"}}', '{"failure_reward": {}}'),
+    ],
+)
+async def test_odd_settings_hide_no_other_run(config: str, tmp_path: Path) -> None:
+    await make_run(tmp_path / "good", steps=1)
+    odd = await make_run(tmp_path / "odd", steps=1)
+    (odd.path / "config.json").write_text(config)
+    async with serving(tmp_path) as client:
+        names = {run.name for run in (await client.get("/places", v.Places)).runs}
+        assert names == {"good", "odd"}
+        for path in ("/runs/odd", "/runs/odd/metrics", "/runs/odd/rollouts", "/runs/odd/prompts"):
+            answer = await client.send(PREFIX + path)
+            assert answer.status == 200 or answer.error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "train", "step": 1, "seconds": "x", "reward": "high"},
+        {"kind": "eval", "step": 99, "mean": [], "n": {}},
+        {"kind": "train", "step": -1, "rollouts": "x", "failed": None, "cost": "much"},
+        {"kind": "other", "step": 10**30},
+    ],
+)
+async def test_odd_metrics_hide_no_other_run(line: dict[str, Any], tmp_path: Path) -> None:
+    await make_run(tmp_path / "good", steps=1)
+    odd = await make_run(tmp_path / "odd", steps=1, is_complete=False)
+    with (odd.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    async with serving(tmp_path) as client:
+        runs = {run.name: run for run in (await client.get("/places", v.Places)).runs}
+        assert runs["good"].error == ""
+        for path in ("/runs/odd", "/runs/odd/metrics", "/runs/odd/rollouts"):
+            answer = await client.send(PREFIX + path)
+            assert answer.status == 200 or answer.error

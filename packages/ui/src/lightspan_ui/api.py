@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +43,8 @@ MAX_GROUP: Final = 64
 """Maximum number of rollouts of a group that are shown side by side; the best ones."""
 MAX_COMMENT: Final = 2_000
 MAX_COMPARED: Final = 12
+UNUSED_S: Final = 900.0
+"""Seconds after which a store that no page needed is closed, to free its memory."""
 STORE_S: Final = 1.5
 """Seconds for which the list of places waits for a store."""
 
@@ -83,8 +86,9 @@ class Api:
         parts = self._open_run(place, run)
         catalogue, error = None, ""
         try:
-            catalogue = await self._catalogue(place)
-            await parts.coverage.refresh(catalogue)
+            if not summary.error:
+                catalogue = await self._catalogue(place)
+                await parts.coverage.refresh(catalogue)
         except (LightspanError, OSError) as problem:
             error = error_text(problem)
         return detail_of(summary, run.folder, catalogue, parts.coverage, error)
@@ -260,6 +264,8 @@ class Api:
             return await asyncio.to_thread(run.summary)
 
     async def _catalogue(self, place: Place) -> Catalogue:
+        place.used = time.monotonic()
+        await self._sources.close_unused(place.used - UNUSED_S)
         if place.run is None:
             return await place.catalogue()
         return await place.catalogue(self._open_run(place, place.run).scoring.read())

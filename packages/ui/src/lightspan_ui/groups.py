@@ -10,6 +10,9 @@ from lightspan_ui import views
 from lightspan_ui.entries import Entry
 from lightspan_ui.facts import beginning
 
+MAX_MEMBERS: Final = 200
+"""Maximum members of a group in an answer; the best ones. `GroupRow.size` counts all."""
+
 
 class Group(NamedTuple):
     """The rollouts of a group that pass the filters."""
@@ -50,7 +53,7 @@ class Group(NamedTuple):
                     reward=entry.reward,
                     status=str(entry.summary.status),
                 )
-                for entry in self.entries
+                for entry in self.entries[:MAX_MEMBERS]
             ],
         )
 

@@ -24,6 +24,8 @@ INTERVAL_S: Final = 1.0
 ALIVE_S: Final = 15.0
 """Seconds after which a line is sent although nothing changed, so that a dead connection ends."""
 MAX_CLIENTS: Final = 64
+RESTING_LOOKS: Final = 5
+"""Number of looks of which one looks at complete runs that no page shows."""
 _FILES: Final = ("metrics.jsonl", "result.json", "config.json", "prompts.json", "proposals.jsonl")
 
 
@@ -54,6 +56,7 @@ class Changes:
         self._task: asyncio.Task[None] | None = None
         self._streams: set[asyncio.Task[Any]] = set()
         self._is_closed = False
+        self._looks = 0
 
     async def close(self) -> None:
         """End all streams. Idempotent."""
@@ -109,7 +112,10 @@ class Changes:
         self._sources.scan()
         places = {place.name: place for place in self._sources.places()}
         changes = [] if is_first or places.keys() == names else [Change(place="")]
+        self._looks += 1
         for name, place in places.items():
+            if self._looks % RESTING_LOOKS and name in self._stamps and is_resting(place):
+                continue
             stamps = tuple(stamp_of(path) for path in files_of(place))
             is_changed = self._stamps.get(name) != stamps
             self._stamps[name] = stamps
@@ -132,6 +138,12 @@ class Changes:
             cursor = -1
         self._cursors[place.name] = cursor
         return before is not None and before != cursor
+
+
+def is_resting(place: Place) -> bool:
+    """Return whether a place hardly changes: a complete run whose store is not open."""
+    run = place.run
+    return run is not None and not place.is_open and run.is_complete
 
 
 def lines_of(run: Run) -> int:

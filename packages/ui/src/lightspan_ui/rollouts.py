@@ -91,7 +91,7 @@ def rollout_detail(
         task=cut(task_text(view.state.rollout.task))[0],
         source="feedback" if given else str(episode.reward_source or ""),
         capture_errors=list(episode.capture_errors),
-        notes=[*filter(None, [episode.unscored]), *episode.notes],
+        notes=[*filter(None, [episode.unscored, span_note(len(spans))]), *episode.notes],
         attempts=[
             views.AttemptRow(
                 attempt_id=each.attempt_id,
@@ -109,6 +109,11 @@ def rollout_detail(
     )
 
 
+def span_note(count: int) -> str:
+    """Return a note if not all spans of a rollout are shown; else an empty text."""
+    return f"the first {MAX_SPANS:,} of {count:,} spans are shown" if count > MAX_SPANS else ""
+
+
 # --- spans --------------------------------------------------------------------------------------
 def span_rows(spans: Sequence[Span]) -> list[views.SpanRow]:
     """Return spans in the order of their tree, with texts that are cut to a total size."""
@@ -116,11 +121,18 @@ def span_rows(spans: Sequence[Span]) -> list[views.SpanRow]:
     first = min((node.span.start_ns for _, node in nodes), default=0)
     rows, used = [], 0
     for depth, node in nodes:
-        row = span_row(node.span, depth, first, views.MAX_TEXT if used < MAX_TOTAL else _SHORT)
+        row = span_row(node.span, depth, first, text_size(used))
         used += sum(len(message.text) for message in (*row.input, *row.output))
         used += len(row.arguments) + len(row.result)
         rows.append(row)
     return rows
+
+
+def text_size(used: int) -> int:
+    """Return the maximum characters of a text, after `used` characters of earlier spans."""
+    if used < MAX_TOTAL:
+        return views.MAX_TEXT
+    return _SHORT if used < 4 * MAX_TOTAL else 0
 
 
 def span_row(span: Span, depth: int, first_ns: int, size: int) -> views.SpanRow:

@@ -72,8 +72,11 @@ class Run:
         try:
             with self._summarising:  # a thread goes on although its request has ended
                 return self._read_summary()
-        except (LightspanError, OSError, ValueError, KeyError, TypeError) as error:
-            return views.RunSummary(name=self.name, state="damaged", error=error_text(error))
+        except (LightspanError, OSError) as error:
+            text = error_text(error)
+        except Exception as error:  # the files may hold anything, and must not hide other runs
+            text = f"{self.folder.path} holds no run that can be read: {error_text(error)}"
+        return views.RunSummary(name=self.name, state="damaged", error=text)
 
     def _read_summary(self) -> views.RunSummary:
         folder = self.folder
@@ -158,6 +161,11 @@ class Run:
         )
         self._progress = known
         return known
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run was complete when it was last summarised."""
+        return self._summary is not None and self._summary[1].state == "finished"
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:

@@ -39,6 +39,7 @@ from aiohttp.typedefs import Middleware
 
 from lightspan import __version__
 from lightspan.errors import ConfigError, DataError, LightspanError, NotFoundError, RewardError
+from lightspan.schema.redaction import clean_text
 from lightspan_gateway.http_server import HttpServer
 from lightspan_gateway.limits import ServerLimits
 from lightspan_ui import views
@@ -207,14 +208,31 @@ def problem(status: int, text: str) -> web.Response:
     """Return an error as an answer."""
     return web.Response(
         status=status,
-        body=msgspec.json.encode(views.Problem(error=text)),
+        body=encoded(views.Problem(error=text)),
         content_type="application/json",
     )
 
 
+def encoded(value: Any) -> bytes:
+    """Return an answer as JSON. Lone surrogates, which files may hold, become U+FFFD."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(without_surrogates(msgspec.to_builtins(value)))
+
+
+def without_surrogates(value: Any) -> Any:
+    """Return JSON with lone surrogates in its texts replaced."""
+    if isinstance(value, dict):
+        return {clean_text(key): without_surrogates(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_surrogates(each) for each in value]
+    return clean_text(value) if isinstance(value, str) else value
+
+
 def _json(answer: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        body = msgspec.json.encode(await answer(request))
+        body = encoded(await answer(request))
         return web.Response(body=body, content_type="application/json")
 
     return handle

@@ -52,6 +52,8 @@ class Place:
         """The run; None for a store."""
         self._url = url
         self._run_id = run_id
+        self.used = 0.0
+        """Time (monotonic clock) at which a page last needed the store."""
         self._catalogue: Catalogue | None = None
         self._path: tuple[str, Path] | None = None
         self._file: tuple[int, ...] | None = None
@@ -157,6 +159,8 @@ class Sources:
         self._roots = [Path(name) for name in folders]
         self.runs: dict[str, Place] = {}
         self._paths: dict[Path, str] = {}
+        self._gone: list[Place] = []
+        """Runs whose folder is gone, and whose store is not closed yet."""
         self.stores: dict[str, Place] = {}
         for url in filter(names_store, names):
             if url.startswith("memory:"):
@@ -173,7 +177,7 @@ class Sources:
                 self._paths[path] = name
                 self.runs[name] = place_of_run(Run(name, path))
         for path in self._paths.keys() - set(paths):
-            self.runs.pop(self._paths.pop(path))
+            self._gone.append(self.runs.pop(self._paths.pop(path)))
 
     def find(self, kind: str, name: str) -> Place:
         """Return a place by its kind, `runs` or `stores`, and its name.
@@ -204,9 +208,17 @@ class Sources:
         yield from self.runs.values()
         yield from self.stores.values()
 
+    async def close_unused(self, before: float) -> None:
+        """Close the stores that no page has needed since a time of the monotonic clock."""
+        for place in list(self.places()):
+            if place.is_open and place.used < before:
+                await place.close()
+        while self._gone:
+            await self._gone.pop().close()
+
     async def close(self) -> None:
         """Close all stores."""
-        for place in list(self.places()):
+        for place in [*self.places(), *self._gone]:
             await place.close()
 
 
@@ -234,14 +246,15 @@ def run_folders(root: Path) -> list[Path]:
 
     They are sorted by name. The list is empty if the folder cannot be read.
     """
+    root = root.resolve()
     if (root / CONFIG).exists():
-        return [root.resolve()]
+        return [root]
     try:
         with os.scandir(root) as entries:
             paths = [Path(entry.path) for entry in entries if entry.is_dir()]
     except OSError:
         return []
-    return sorted(path.resolve() for path in paths if (path / CONFIG).exists())[-MAX_RUNS:]
+    return sorted(path for path in paths if (path / CONFIG).exists())[-MAX_RUNS:]
 
 
 def shown_name(path: Path) -> str:

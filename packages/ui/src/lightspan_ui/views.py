@@ -325,7 +325,7 @@ class GroupRow(View, frozen=True, kw_only=True):
     spread: float | None
     """Highest minus lowest reward; 0 teaches nothing. None if fewer than two are scored."""
     members: list[Member]
-    """Best first, unscored ones last."""
+    """Best first, unscored ones last; at most 200."""
 
 
 class GroupPage(View, frozen=True, kw_only=True):

@@ -270,7 +270,7 @@ export interface GroupRow {
   mean: number | null;
   /** Highest minus lowest reward; 0 teaches nothing. null if fewer than two are scored. */
   spread: number | null;
-  /** Best first, unscored ones last. */
+  /** Best first, unscored ones last; at most 200. */
   members: Member[];
 }
 
