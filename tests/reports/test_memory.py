@@ -56,6 +56,8 @@ def test_policies_with_lora_share_the_weights_beside_them(tiny: Path) -> None:
     lora = {"lora": LoRA(rank=2), "optimize": {"a": "one", "b": "two"}}
     parts, _ = estimated(tiny, algorithm=lora)
     assert parts["engine weights"] == size.parameters * size.weight_bytes
+    plain, _ = estimated(tiny)
+    assert parts["key-value cache"] == 2 * plain["key-value cache"]  # the engine makes one each
     assert parts["learner weights"] == 4 * size.parameters + 4 * 4 * size.lora_values
     assert parts["gradients"] == 4 * 4 * size.lora_values
 

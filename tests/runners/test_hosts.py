@@ -273,9 +273,10 @@ def test_messages_on_the_page_are_those_that_are_printed() -> None:
     texts = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in sources)
     page = (ROOT / "docs" / PAGE).read_text().partition("## If something does not fit")[2]
     rows = re.findall(r"^\| `(.*?)` ", page, re.MULTILINE)
-    assert len(rows) == 7
+    assert len(rows) == 8
     places = {
         "HOST:PORT": "{join.place}",
+        "NAME has another": "{peer.peer_id} has another",
         "NAME is … s behind": "{peer.peer_id} is {abs(seconds):.0f} s ",
     }
     for row in rows:

@@ -290,6 +290,22 @@ async def test_ctrl_c_lets_attempts_end(start: Start, store: Store, tmp_path: Pa
     assert runner.text.endswith("ended; attempts claimed: 2, finished: 2\n")
 
 
+async def test_an_attempt_whose_result_is_not_accepted_is_not_finished(
+    start: Start, store: Store, tmp_path: Path
+) -> None:
+    """Check the counts after one attempt was lost and another was cancelled, in the store."""
+    waits = {"until": str(tmp_path / "go")}
+    runner, names = await _at_work(start, store, waits, waits, waits)
+    lost, *_ = await store.attempts(names)
+    await store.report([lost.report(AttemptStatus.LOST, Outcome.INFRASTRUCTURE, "as by a cut")])
+    await store.cancel(names[1:2])
+    (tmp_path / "go").touch()
+    await succeeded(store, [names[0], names[2]])
+    await store.announce(msgspec.structs.replace(trainer_of("apart_app:naps"), complete=True))
+    assert await runner.ends() == 0
+    assert runner.text.endswith("ended; attempts claimed: 4, finished: 2, lost or cancelled: 2\n")
+
+
 @pytest.mark.parametrize("signals", [[signal.SIGINT, signal.SIGINT], [signal.SIGTERM]])
 async def test_a_runner_in_a_hurry_gives_attempts_back(
     start: Start, store: Store, signals: list[signal.Signals]
@@ -573,6 +589,31 @@ def test_what_a_trainer_is_told_of_runners(lines: Any) -> None:
     watch.update([], 251.5)
     with pytest.raises(Exception, match="no runner for 100 s"):
         runners.check()
+
+
+def test_another_version_of_the_app_is_told_once(lines: Any) -> None:
+    plan = RunnerPlan(store_url="sqlite:////x.db", app="a:b", run_id="run-1")
+    runners = ExternalRunners()
+    watch = RunnerWatch(plan, runners, lines.line)
+    one = make_peer("r1", PeerRole.RUNNER, "a:b", sources={"a": "1", "a_rewards": "1"})
+    same = msgspec.structs.replace(one, peer_id="r2")
+    older = make_peer("r3", PeerRole.RUNNER, "a:b", sources={"a": "1", "a_rewards": "0"})
+    unknown = make_peer("r4", PeerRole.RUNNER, "a:b")
+
+    def printed(*peers: Peer) -> list[str]:
+        lines.texts.clear()
+        watch.update(peers, 0.0)
+        return [text for text in lines.texts if "version" in text]
+
+    assert printed(one, same, unknown) == []
+    [line] = printed(one, same, unknown, older)
+    assert line.startswith(
+        "runner r3 has another version of the app than runner r1 (a_rewards): its rewards and"
+    )
+    assert printed(one, same, unknown, older) == []
+    assert printed() == []
+    runners.sources = {"a": "1", "a_rewards": "2"}
+    assert "runner r1 has another version of the app than this machine (a_rew" in printed(one)[0]
 
 
 @pytest.mark.parametrize(

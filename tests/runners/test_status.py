@@ -88,6 +88,43 @@ def trainer(run_id: str, **fields: Any) -> Any:
     return make_peer(run_id, PeerRole.TRAINER, "my_app:answer", run_id=run_id, **fields)
 
 
+def test_attempts_that_were_lost_count_after_their_rollouts_succeeded(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def train() -> None:
+        async with SQLiteStore(path) as store:
+            await store.announce(trainer("run-1", complete=True))
+            await store.enqueue([make_rollout("ro-1", run_id="run-1")])
+            lost = (AttemptStatus.LOST, Outcome.INFRASTRUCTURE, REASON)
+            for ending in (lost, lost, (AttemptStatus.SUCCEEDED, Outcome.OK)):
+                [claim] = await store.claim("runner-1", 1, 60.0, "run-1")
+                await store.report([claim.attempt.report(*ending)])
+
+    asyncio.run(train())
+    [training] = json.loads(run("status", str(path), "--json")[1])["trainings"]
+    assert (training["rollouts"], training["lost"]) == ({"succeeded": 1}, 2)
+    assert f"    attempts lost: 2, the last one: {REASON}\n" in run("status", str(path))[1]
+
+
+def test_runners_with_another_version_of_the_app_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def announce() -> None:
+        async with SQLiteStore(path) as store:
+            own = {"my_app": "1", "rewards": "1"}
+            await store.announce(trainer("run-1", sources=own))
+            versions = {"r1": own, "r2": {**own, "rewards": "2"}, "r3": {}}
+            for name, sources in versions.items():
+                peer = make_peer(name, PeerRole.RUNNER, "my_app:answer", sources=sources)
+                await store.announce(peer)
+
+    asyncio.run(announce())
+    runners = json.loads(run("status", str(path), "--json")[1])["runners"]
+    assert [each["differs"] for each in runners] == ["", "training run-1 (rewards)", ""]
+    line = "    has another version of the app than training run-1 (rewards)\n"
+    assert run("status", str(path))[1].count(line) == 1
+
+
 def open_counts(url: str) -> dict[str, int]:
     """Return the number of open rollouts of each run."""
 
@@ -215,7 +252,9 @@ def test_a_key_that_may_not_read_says_so(tmp_path: Path) -> None:
     with serving(lambda: SQLiteStore(path), Keys(KEYS)) as served:
         code, text = run("status", served.url, LIGHTSPAN_STORE_KEY=RUNNER)
         assert code == 1
-        assert "a runner's key may not call count" in text
+        assert "`lightspan status` reads what this key may not read" in text
+        assert "a runner's key may not call count, only that of: admin" in text
+        assert "the key in $LIGHTSPAN_STORE_KEY; set it to the key of a role" in text
         code, text = run("cancel", served.url, "--gone", LIGHTSPAN_STORE_KEY=RUNNER)
         assert code == 1
 

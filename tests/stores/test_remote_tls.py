@@ -11,11 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from lightspan.errors import StoreError
 from lightspan.schema.records import PeerRole
@@ -118,6 +123,54 @@ async def test_https(tmp_path: Path, certificate: Path) -> None:
             check=False,
         )
     assert done.stdout == "{}\n", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("days", "name", "words"),
+    [
+        ((-9, -1), "127.0.0.1", ["certificate has expired (", "renew it at the server"]),
+        ((1, 9), "127.0.0.1", ["certificate is not valid yet (", "set the clocks"]),
+        ((-1, 9), "127.0.0.2", ["certificate is for another name (", "name that is in it"]),
+    ],
+)
+async def test_a_certificate_that_no_authority_mends(
+    tmp_path: Path, days: tuple[int, int], name: str, words: list[str]
+) -> None:
+    """Check that the remedy is not SSL_CERT_FILE, which is set."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lightspan")])
+    first, last = (datetime.now(UTC) + timedelta(days=day) for day in days)
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), 1, first, last)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(name))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    with (
+        serving(lambda: SQLiteStore(tmp_path / "store.db")) as served,
+        encrypted(served.url, certificate) as url,
+    ):
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", COUNTS, url],
+            env={**os.environ, "SSL_CERT_FILE": str(certificate)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    [line] = [line for line in done.stderr.splitlines() if "StoreError: " in line]
+    assert "SSL_CERT_FILE" not in line
+    for word in words:
+        assert word in line
 
 
 ASKS = """

@@ -297,6 +297,15 @@ def test_keys_are_not_kept(
     assert b"own-key" not in kept
 
 
+def test_a_key_of_a_frozen_model_is_missing(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
+    """Check that the variable is named before anything is loaded or run."""
+    where = LLM(base_url="http://127.0.0.1:9/v1", model="big", api_key_env="NO_SUCH_KEY")
+    trainer = Trainer(rl(frozen=where), steps=1, folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"needs the key in \$NO_SUCH_KEY, which is not set"):
+        trainer.fit(apps.asks_elsewhere, ask(2, url="http://127.0.0.1:9/v1"))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_loss_with_kl_learns_from_groups_that_do_not_vary(
     apps: Any, rl: Make, tmp_path: Path, ask: Make

@@ -77,6 +77,16 @@ async def test_plans_that_cannot_be_followed(
         await RayRunners(8, address="10.0.0.1:6379", **options).start(told)
 
 
+@pytest.mark.parametrize(("free", "is_starting"), [(1.0, True), (0.25, False)])
+def test_a_cluster_with_room_is_not_said_to_have_none(free: float, is_starting: bool) -> None:
+    ray = vars(sys.modules["ray"])
+    ray["cluster_resources"] = lambda: {"CPU": 2.0}
+    ray["available_resources"] = lambda: {"CPU": free}
+    text = RayRunners(1, cpus=0.5)._room()
+    assert text.startswith(f"each asks for 0.5 CPU; free are {free:g} of 2 CPU")
+    assert ("still starting the actor's process, or no single node" in text) is is_starting
+
+
 @pytest.mark.parametrize("mode", ["", "disabled"])
 async def test_a_cluster_is_not_joined_without_a_token(
     monkeypatch: pytest.MonkeyPatch, mode: str

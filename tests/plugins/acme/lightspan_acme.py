@@ -34,7 +34,7 @@ class AcmeEngine:
         """Return the policies of each copy of weights."""
         return request.copies()
 
-    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+    def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Return component → bytes of memory."""
         return {"engine weights": size.parameters}
 

@@ -22,6 +22,7 @@ from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
+from lightspan_cluster.app_sources import differing, source_hashes
 from lightspan_cluster.peers import GONE_S, is_present, problem_of
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class ExternalRunners:
         it."""
         self.is_needed = True
         """Whether the training has no other runners, so that the user is reminded to start one."""
+        self.sources: dict[str, str] = {}
+        """Hashes of the app's modules on this machine (`Peer.sources`); empty before `start`."""
         self._plan: RunnerPlan | None = None
 
     @classmethod
@@ -71,6 +74,7 @@ class ExternalRunners:
         """
         runners = cls()
         runners.is_needed, runners._plan = False, plan
+        runners.sources = source_hashes(plan.app, plan.sys_path)
         return runners
 
     async def start(self, plan: RunnerPlan) -> None:
@@ -81,6 +85,7 @@ class ExternalRunners:
         """
         check_importable(plan.app)
         self._plan = plan
+        self.sources = source_hashes(plan.app, plan.sys_path)
         self.missing_s = 0.0
 
     async def watch(self, store: Store, print_line: Callable[[str], None]) -> None:
@@ -127,7 +132,8 @@ class ExternalRunners:
 class RunnerWatch:
     """Prints which runners join a training, which are incompatible, and when no runner is left.
 
-    Also prints, once per runner, that its clock differs from the clock of the trainer's machine.
+    Also prints, once per runner, that its clock differs from the clock of the trainer's machine, or
+    that its app is another version than on the trainer's machine or of an earlier runner.
 
     Args:
         plan: the app and the training run for which runners are needed.
@@ -207,7 +213,26 @@ class RunnerWatch:
                     f"runner {name} joined: {peer.slots}{more} attempts at once, lightspan "
                     f"{peer.lightspan}, {peer.python}"
                 )
+                self._check_sources(peer, {**self._joined, **joined})
         return joined
+
+    def _check_sources(self, peer: Peer, others: dict[str, Peer]) -> None:
+        """Print that the app of a new runner differs from this machine's or another runner's.
+
+        Args:
+            peer: the runner.
+            others: the runners that have joined, by name.
+        """
+        versions = {"this machine": self.runners.sources}
+        versions |= {f"runner {name}": other.sources for name, other in others.items()}
+        for where, sources in versions.items():
+            if modules := differing(peer.sources, sources):
+                self.print_line(
+                    f"runner {peer.peer_id} has another version of the app than {where} "
+                    f"({modules}): its rewards and prompts may differ; give all machines the same "
+                    "version and start its runner again"
+                )
+                return
 
     def _check_clock(self, peer: Peer) -> None:
         """Compare the clock of a runner with the trainer's, at its first few announcements.

@@ -325,7 +325,7 @@ class RayRunners:
                     raise self._no_room(1)
                 done, _ = await asyncio.wait([answer], timeout=min(REMIND_S, rest_s))
                 if not done:
-                    log.warning("waiting for room in the Ray cluster: %s", self._room())
+                    log.warning("waiting for an actor in the Ray cluster: %s", self._room())
             return msgspec.json.decode(await answer, type=ray_actor.ActorHello)
         finally:
             answer.cancel()
@@ -395,7 +395,9 @@ class RayRunners:
         total, free = self._ray.cluster_resources(), self._ray.available_resources()
         needs = ", ".join(f"{amount:g} {name}" for name, amount in self._resources.items())
         has = ", ".join(f"{free.get(x, 0):g} of {total.get(x, 0):g} {x}" for x in self._resources)
-        return f"each asks for {needs}; free are {has}"
+        fits = all(free.get(name, 0) >= amount for name, amount in self._resources.items())
+        start = "Ray is still starting the actor's process, or no single node has as much"
+        return f"each asks for {needs}; free are {has}{f': {start}' if fits else ''}"
 
     def _no_room(self, count: int) -> LightspanError:
         return LightspanError(

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from lightspan.schema.validation import check_number
 from lightspan.stores import open_store, public_url, relay_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
+from lightspan_cluster.app_sources import source_hashes
 from lightspan_cluster.peers import incompatibility, is_compatible, is_present
 
 POLL_INTERVAL_S: Final = 1.0
@@ -112,6 +114,7 @@ class _Joiner:
         self._joined: set[str] = set()
         """Ids of all runs that this runner has worked for."""
         self._runs: list[str] = []
+        self._sources: dict[str, str] = {}
         self._waiting = ""
         """What the runner waits for, as last printed; "" if it does not wait."""
         self._printed = self._latest = (0, 0)
@@ -136,12 +139,11 @@ class _Joiner:
         finally:
             await self._runners.stop()
         counts = self._runners.counts
-        claimed, back = counts["claimed"], counts["returned"]
         if self._interrupts > 1 or counts["running"]:
             requeued = await self._give_back()
-            back += counts["running"] if requeued is None else requeued
-        more = f", given back: {back}" if back else ""
-        self._print(f"ended; attempts claimed: {claimed}, finished: {claimed - back}{more}")
+            counts["returned"] += counts["running"] if requeued is None else requeued
+        counts["running"] = 0
+        self._print(f"ended; attempts {_describe(counts)}")
 
     async def _give_back(self) -> int | None:
         """Requeue the attempts of processes that a signal to the process group ended too.
@@ -187,6 +189,7 @@ class _Joiner:
             prefix=self._name,  # so that `lightspan status` can tell whose attempts are whose
         )
         self._runs = []
+        self._sources = source_hashes(options.app, plan.sys_path)
         try:
             await self._runners.start(plan)
         except AppError as error:
@@ -225,7 +228,15 @@ class _Joiner:
         options, file = self._options, _file_id(path)
         run_id = options.run_id or ""
         role = PeerRole.RUNNER
-        peer = make_peer(self._name, role, options.app, run_id=run_id, slots=options.slots, runs=[])
+        peer = make_peer(
+            self._name,
+            role,
+            options.app,
+            run_id=run_id,
+            slots=options.slots,
+            runs=[],
+            sources=self._sources,
+        )
         async with store, Presence(store, peer) as presence:
             while _file_id(path) == file:
                 current = trainings(await store.peers(), options.app, options.run_id)
@@ -319,10 +330,8 @@ class _Joiner:
         counts, now = self._counts, clock.monotonic()
         if counts != self._printed and now - self._printed_at >= PRINT_INTERVAL_S:
             self._printed, self._printed_at = counts, now
-            claimed, running = counts
-            self._print(
-                f"attempts claimed: {claimed}, finished: {claimed - running}, under way: {running}"
-            )
+            under_way = f", under way: {counts[1]}"
+            self._print(f"attempts {_describe(self._runners.counts)}{under_way}")
 
     async def _should_end(self) -> bool:
         """Wait until the next poll; return whether the runner should end.
@@ -364,6 +373,18 @@ class _Joiner:
         if self._draining is None:  # at once: a signal to the process group ends the processes too
             self._draining = asyncio.create_task(self._runners.drain())
         self._interrupted.set()
+
+
+def _describe(counts: Counter[str]) -> str:
+    """Return the numbers of attempts (`LocalRunners.counts`) as a text, without those under way.
+
+    An attempt is lost if its result was not accepted, as after the end of its lease, or if it could
+    not reach the gateway. Cancelled attempts count as lost too.
+    """
+    rest = counts["claimed"] - counts["finished"] - counts["returned"] - counts["running"]
+    more = {"given back": counts["returned"], "lost or cancelled": max(0, rest)}
+    others = "".join(f", {name}: {count}" for name, count in more.items() if count)
+    return f"claimed: {counts['claimed']}, finished: {counts['finished']}{others}"
 
 
 def _file_id(path: Path | None) -> tuple[int, int] | None:

@@ -6,14 +6,16 @@ import argparse
 from typing import Any
 
 DESCRIPTION = """\
-Show the trainings of a store (live, complete or gone), the number of their rollouts by status, why
-attempts were lost, their gateways, and the runners that were started by hand with the attempts that
-they run. Nothing in the store changes.
+Show the trainings of a store (live, complete or gone), the number of their rollouts by status, how
+many attempts were lost and why, their gateways, and the runners that were started by hand with the
+attempts that they run. A line says if a runner has another version of the app than its trainer or
+another runner. Nothing in the store changes.
 
 A training that is gone has stopped, was killed or has been silent for 20 s, as in a network cut. If
 it has ended, it can be resumed (resume=True, or --resume); `lightspan cancel STORE RUN` removes its
-open rollouts. A trainer or runner is shown for a day after its last announcement. With a served
-store (https://...) a trainer's key is needed, in LIGHTSPAN_STORE_KEY.
+open rollouts. A runner that ended normally is no longer shown. One that was killed, and a training
+that is complete, are shown for a day after the last announcement. With a served store (https://...)
+a trainer's key is needed, in LIGHTSPAN_STORE_KEY.
 """
 
 
@@ -38,6 +40,7 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> str:
     import msgspec
 
+    from lightspan.errors import StoreError
     from lightspan.stores import open_existing
     from lightspan.stores.aio import run_sync
     from lightspan_cluster.store_status import StoreStatus, read_status, status_lines
@@ -46,7 +49,12 @@ def _run(options: argparse.Namespace) -> str:
         async with open_existing(options.store, read_only=True) as store:
             return await read_status(store, with_tokens=options.tokens)
 
-    status = run_sync(read())
+    try:
+        status = run_sync(read())
+    except StoreError as error:
+        if "key may not call" not in str(error):
+            raise
+        raise StoreError(f"`lightspan status` reads what this key may not read: {error}") from error
     if options.json:
         return msgspec.json.format(msgspec.json.encode(status)).decode()
     return "\n".join(status_lines(status))

@@ -22,12 +22,15 @@ from lightspan.schema.records import (
 )
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
+from lightspan_cluster.app_sources import differing
 from lightspan_cluster.peers import is_present, problem_of
 
 OPEN: Final = (RolloutStatus.QUEUED, RolloutStatus.RUNNING)
 """The statuses of rollouts that have not ended."""
 _PAGE: Final = 200
 """Number of rollouts whose spans are read at once."""
+_ATTEMPTS_PAGE: Final = 1_000
+"""Number of rollouts whose attempts are read at once."""
 
 
 class Tokens(msgspec.Struct, kw_only=True):
@@ -54,7 +57,7 @@ class TrainingStatus(msgspec.Struct, kw_only=True):
     rollouts: dict[str, int]
     """Number of rollouts by status."""
     lost: int
-    """Number of attempts, of rollouts that are open or lost, that the infrastructure lost."""
+    """Number of attempts that the infrastructure lost, also of rollouts that were run again."""
     last_loss: str
     """Message of the latest lost attempt; empty if there is none."""
     problem: str
@@ -82,6 +85,8 @@ class RunnerStatus(msgspec.Struct, kw_only=True):
     seen_s: float
     problem: str
     """Why it works for no training; empty if it does."""
+    differs: str = ""
+    """Whose version of the app is another one, and in which modules; empty if none is known."""
 
 
 class StoreStatus(msgspec.Struct, kw_only=True):
@@ -114,12 +119,18 @@ async def read_status(store: Store, *, with_tokens: bool = False) -> StoreStatus
     for run_id in sorted(trainers.keys() | {state.rollout.run_id for state in states}):
         counts = await store.count(run_id)
         own = [state for state in states if state.rollout.run_id == run_id]
-        if RolloutStatus.LOST in counts:
-            own += await store.rollouts(run_id=run_id, status=[RolloutStatus.LOST])
-        attempts = await store.attempts([state.rollout.rollout_id for state in own])
+        trainer = trainers.get(run_id)
+        if _state(trainer, own) != "production":  # in production, nothing is lost and run again
+            own = await store.rollouts(run_id=run_id)
+        ids = [state.rollout.rollout_id for state in own]
+        attempts = [
+            attempt
+            for start in range(0, len(ids), _ATTEMPTS_PAGE)
+            for attempt in await store.attempts(ids[start : start + _ATTEMPTS_PAGE])
+        ]
         training = _training(
             run_id,
-            trainers.get(run_id),
+            trainer,
             own,
             attempts,
             {str(status): count for status, count in counts.items()},
@@ -128,7 +139,7 @@ async def read_status(store: Store, *, with_tokens: bool = False) -> StoreStatus
         trainings.append(training)
         if training.state != "production":
             busy += [a.runner_id for a in attempts if a.status is AttemptStatus.RUNNING]
-    runners = [_runner(peer, busy) for peer in peers if peer.role is PeerRole.RUNNER]
+    runners = [_runner(peer, busy, peers) for peer in peers if peer.role is PeerRole.RUNNER]
     return StoreStatus(
         store=store.url,
         trainings=trainings,
@@ -169,7 +180,7 @@ def _state(peer: Peer | None, states: Sequence[RolloutState]) -> str:
     return "production" if is_production else "gone"
 
 
-def _runner(peer: Peer, busy: Iterable[str]) -> RunnerStatus:
+def _runner(peer: Peer, busy: Iterable[str], peers: Sequence[Peer]) -> RunnerStatus:
     own = f"{peer.peer_id}-"  # the processes of a runner have names of this form
     return RunnerStatus(
         name=peer.peer_id,
@@ -180,7 +191,25 @@ def _runner(peer: Peer, busy: Iterable[str]) -> RunnerStatus:
         is_present=is_present(peer),
         seen_s=peer.silent_s,
         problem=problem_of(peer),
+        differs=_difference(peer, peers),
     )
+
+
+def _difference(runner: Peer, peers: Sequence[Peer]) -> str:
+    """Return which trainer or other runner has another version of a runner's app, and where.
+
+    If a trainer has the app too, other runners are not compared: they may be the ones that differ.
+    """
+    others = [peer for peer in peers if peer.app == runner.app and is_present(peer)]
+    others.sort(key=lambda peer: peer.role is PeerRole.RUNNER)  # trainers first
+    for other in others if is_present(runner) else ():
+        if modules := differing(runner.sources, other.sources):
+            is_trainer = other.role is PeerRole.TRAINER
+            name = f"training {other.run_id}" if is_trainer else f"runner {other.peer_id}"
+            return f"{name} ({modules})"
+        if other.role is PeerRole.TRAINER and runner.sources.keys() & other.sources.keys():
+            return ""
+    return ""
 
 
 async def _read_tokens(store: Store, run_id: str) -> dict[str, Tokens]:
@@ -249,6 +278,8 @@ def _runner_lines(runner: RunnerStatus) -> Iterator[str]:
     )
     if runner.problem:
         yield f"  {runner.problem}"
+    if runner.differs:
+        yield f"  has another version of the app than {runner.differs}"
 
 
 def _counted(counts: Mapping[str, int]) -> str:

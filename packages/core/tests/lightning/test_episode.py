@@ -382,9 +382,7 @@ def test_a_reward_on_something_that_is_no_call_enters_nothing():
     assert episode.notes == ("a reward was emitted on tool, which is no call: it is unused",)
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.BUDGET]
-)
+@pytest.mark.parametrize("outcome", [Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW])
 def test_a_failed_app_gets_the_failure_reward_only_if_asked_for(outcome):
     failed = {"status": AttemptStatus.FAILED, "outcome": outcome, "reward": None}
     assert build(**failed).reward is None

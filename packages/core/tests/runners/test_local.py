@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from lightspan.errors import ConfigError, LightspanError, StoreError
-from lightspan.runners import local
+from lightspan.runners import local, process_main
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners
 from lightspan.runners.timings import RunnerTimings
@@ -258,6 +259,21 @@ async def test_a_task_that_kills_its_process_ends_no_run(store: Store) -> None:
         (RolloutStatus.LOST, 3),
         (RolloutStatus.SUCCEEDED, 0),
     ]
+
+
+async def test_the_last_status_waits_while_the_pipe_is_full() -> None:
+    """Check that a parent that was busy for minutes gets the final counts."""
+    ours, theirs = multiprocessing.Pipe()
+    parent = process_main._Parent(theirs, RunnerTimings(orphan_timeout_s=1e6))
+    for _ in range(5_000):
+        parent.report()
+    last = asyncio.create_task(asyncio.to_thread(parent.report, "it is the last", "", 60.0))
+    leaves = ""
+    while not leaves:
+        status = await asyncio.to_thread(ours.recv_bytes)
+        leaves = msgspec.json.decode(status, type=process_main.WorkerStatus).leaves
+    await last
+    assert leaves == "it is the last"
 
 
 def test_settings_that_make_no_sense() -> None:

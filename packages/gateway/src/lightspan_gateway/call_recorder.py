@@ -40,6 +40,8 @@ class CallRecorder(CallLog):
         self._store = store
         self._store_timeout_s = store_timeout_s
         self._closing = asyncio.Event()
+        self._unmarked: set[str] = set()
+        """Ids of attempts of which a log line says that they could not be marked as damaged."""
 
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
         info = call.info
@@ -117,13 +119,17 @@ class CallRecorder(CallLog):
         self.background(self._mark_damaged(session.attempt_id, reason))
 
     async def _mark_damaged(self, attempt_id: str, reason: str) -> None:
+        failure: Exception | None = None
         for pause in (0.0, *RETRY_BACKOFF_S):
             await wait_for_event(pause, self._closing)
             try:
                 await self._store.mark_damaged(attempt_id, reason)
                 return
             except Exception as error:
-                log.warning("attempt %s cannot be marked damaged: %s", attempt_id, error)
+                failure = error
+        if attempt_id not in self._unmarked:  # an attempt may be damaged for several reasons
+            self._unmarked.add(attempt_id)
+            log.warning("attempt %s cannot be marked damaged: %s", attempt_id, failure)
 
     async def drain(self) -> None:
         """Wait until all writes that run in the background are finished.

@@ -233,13 +233,13 @@ export function TextField(props: {
 }
 
 /** Show where a page of a table is, and lead to the first and the next. */
-export function Pager(props: { total: number; shown: number; cursor: string; noun: string }) {
+export function Pager(props: { total: number; shown: number; cursor: string; noun: string; isPartial?: boolean }) {
   const address = useAddress();
   const isFirst = !address.searchParams.has("cursor");
   return (
     <div class="row between pager">
       <span role="status">
-        {plural(props.total, props.noun)}
+        {props.isPartial ? `at least ${plural(props.total, props.noun)}` : plural(props.total, props.noun)}
         {props.shown < props.total && `, ${props.shown} on this page`}
       </span>
       <span class="row">

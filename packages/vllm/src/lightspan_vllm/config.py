@@ -225,13 +225,14 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
         """
         return [(name,) for name in request.models] if self.merge else request.copies()
 
-    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+    def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Estimate the memory that servers on this machine need: name of a part → bytes.
 
         Return {} for servers at `addresses`. On a GPU, vLLM's key-value cache is not included,
-        because it fills whatever memory remains. See `EngineSpec.memory`.
+        because it fills whatever memory remains. Policies share the cache of a server. See
+        `EngineSpec.memory`.
         """
-        del device
+        del device, policies
         if self.addresses:  # not on this machine
             return {}
         width = {None: size.weight_bytes, "float32": 4}.get(self.dtype, 2)

@@ -40,9 +40,7 @@ RewardSource = Literal["returned", "emitted", "failure", "scored"]
 """Source of a final reward: the app (`returned`, `emitted`), `failure_reward`, or a judge or
 function (`scored`)."""
 
-_APP_FAILED: Final = frozenset(
-    {Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW, Outcome.BUDGET}
-)
+_APP_FAILED: Final = frozenset({Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW})
 _NEVER_SCORED: Final = frozenset({Outcome.INFRASTRUCTURE, Outcome.CANCELLED})
 _ENDED: Final = frozenset({AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.TIMEOUT})
 _UNSCORED: Final = frozenset({AttemptStatus.LOST, AttemptStatus.CANCELLED})

@@ -319,7 +319,7 @@ class EngineSpec(Protocol):
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
         """Return the policies that use each copy of a model in the engine, one tuple per copy."""
 
-    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+    def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Return the memory that the engine needs for one copy of a model: part → bytes.
 
         The parts are "engine weights" and, if known, "key-value cache". Empty for an engine on
@@ -328,6 +328,7 @@ class EngineSpec(Protocol):
         Args:
             size: size of the model.
             device: the trainer's device.
+            policies: number of policies that use the copy.
         """
 
 

@@ -125,9 +125,9 @@ class AttemptRun:
             self._schedule_abandonment(STOPPED)
 
     def abort(self) -> None:
-        """Stop the attempt, because its lease was lost."""
+        """Stop the attempt, because it has ended in the store."""
         if self.ending is None:
-            log.warning("attempt %s lost its lease and is stopped", self.attempt_id)
+            log.warning("attempt %s was cancelled or lost its lease: it ends", self.attempt_id)
             self.stop()
 
     def timed_out(self, why: str = "") -> AttemptResult:
@@ -275,6 +275,7 @@ class AttemptRun:
             try:
                 ok = [await store.finish(report, spans)] if spans else await store.report([report])
                 self._runner.returned += all(ok) and not ending.counts
+                self._runner.finished += all(ok) and ending.status is not AttemptStatus.LOST
                 return
             except StoreError as error:
                 log.warning("attempt %s cannot be reported: %s", self.attempt_id, error)

@@ -241,7 +241,7 @@ class LocalRunners:
 
     @property
     def counts(self) -> Counter[str]:
-        """Numbers of attempts: `claimed`, `running` and `returned` of `WorkerStatus`, summed.
+        """Numbers of attempts: the sums of the `COUNTS` of `WorkerStatus` over all processes.
 
         After `stop`, `running` is the number of attempts without a report whose processes were
         killed. The store has the exact number of these.
@@ -400,7 +400,7 @@ class LocalRunners:
             async with open_store(self._plan.store_url) as store:
                 for report in (reports := await requeue_attempts(death, store, self._plan.run_id)):
                     log.warning("attempt %s: %s", report.attempt_id, report.message)
-            returned = dead.latest.returned + len(reports)
+            returned = dead.latest.returned + sum(not each.counts for each in reports)
             dead.latest = msgspec.structs.replace(dead.latest, running=0, returned=returned)
         except LightspanError as error:
             log.warning("the attempts of runner %s end with their leases: %s", death.runner, error)
@@ -442,8 +442,7 @@ def as_failure(error: Exception, message: str) -> LightspanError:
 
 
 def _counts(workers: Sequence[_Worker]) -> Counter[str]:
-    names = WorkerStatus.COUNTS
-    return Counter({name: sum(getattr(each.latest, name) for each in workers) for name in names})
+    return Counter({n: sum(getattr(w.latest, n) for w in workers) for n in WorkerStatus.COUNTS})
 
 
 def _close_pipes(workers: Sequence[_Worker]) -> None:

@@ -43,7 +43,7 @@ _STUCK_EXIT: Final = 3
 """Exit code of a process that ended itself. Its last `WorkerStatus` has the reason."""
 _ORPHANED_EXIT: Final = 4
 """Exit code of a process whose app did not end after the parent was gone."""
-_STUCK: Final = "holds a stuck app"
+_STUCK: Final = "still runs an app whose attempt has ended"
 DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """Exceptions raised for bytes that are not a valid message."""
 
@@ -79,7 +79,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of attempts under way."""
     returned: int = 0
     """Number of attempts whose rollouts were requeued because the process ends."""
-    COUNTS: ClassVar = ("claimed", "running", "returned")
+    finished: int = 0
+    """Number of attempts whose result the store has accepted, without those that were lost."""
+    COUNTS: ClassVar = ("claimed", "running", "returned", "finished")
     """The fields that are numbers of attempts, which `Runner` has too."""
 
 
@@ -161,7 +163,7 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
             await runner.run()
             if runner.stuck:  # its thread or task would block the exit
                 parent.end(None)
-            parent.report()
+            parent.report(timeout_s=plan.timings.exit_timeout_s)
             # Tasks and threads that the app has left running may keep the process alive for ever,
             # and a store whose server is away for a minute.
             timer = threading.Timer(plan.timings.exit_timeout_s, _end_process, [0])
@@ -236,19 +238,19 @@ class _Parent:
         self._writable.register(pipe.fileno(), select.POLLOUT)
         threading.Thread(target=self._read, name="lightspan-commands", daemon=True).start()
 
-    def report(self, leaves: str = "", reason: str = "") -> None:
-        """Send the runner's status, from any thread. Do nothing if the pipe is full.
+    def report(self, leaves: str = "", reason: str = "", timeout_s: float = 0.0) -> None:
+        """Send the runner's status, from any thread. Do nothing if the pipe stays full.
 
         Args:
             leaves: why the process ends, if no attempt has caused the end; else empty.
             reason: why the process ends, if an attempt may have caused the end; else empty.
+            timeout_s: maximum seconds to wait while the pipe is full, as for the last status.
         """
         with self._lock:  # the last complete status counts when the process dies
-            names = WorkerStatus.COUNTS
-            counts: dict[str, Any] = {name: getattr(self._runner, name, 0) for name in names}
+            counts: dict[str, Any] = {n: getattr(self._runner, n, 0) for n in WorkerStatus.COUNTS}
             status = WorkerStatus(beats=True, leaves=leaves, reason=reason, **counts)
             # A parent that is busy for minutes must not keep us from extending the leases.
-            if self._writable.poll(0):
+            if self._writable.poll(1000 * timeout_s):
                 _send(self._pipe, status)
 
     def end(self, reason: str | None) -> None:
@@ -258,7 +260,8 @@ class _Parent:
             reason: the reason, if an attempt under way may have caused the end. None if an app is
                 stuck.
         """
-        self.report(leaves="" if reason else _STUCK, reason=reason or "")
+        leaves = "" if reason else _STUCK
+        self.report(leaves, reason or "", self._timings.exit_timeout_s)
         _end_process(_STUCK_EXIT)
 
     def attach(self, runner: Runner) -> None:

@@ -48,7 +48,8 @@ class Runner:
         store: an open store.
         app: the app.
         config: configuration of the runner; None for the defaults.
-        on_claim: function that is called after each claim, before the app; None to call nothing.
+        on_change: function that is called after each claim, before the app, and after the end of
+            each attempt; None to call nothing.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class Runner:
         store: Store,
         app: App,
         config: RunnerConfig | None = None,
-        on_claim: Callable[[], None] | None = None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
         self.store = store
-        self._on_claim = on_claim
+        self._on_change = on_change or (lambda: None)
         self.app = app
         self.config = config or RunnerConfig()
         self._timings = self.config.timings
@@ -93,6 +94,8 @@ class Runner:
         """Number of attempts claimed so far, including those that have ended."""
         self.returned = 0
         """Number of attempts that the store has accepted as stopped, or never answered about."""
+        self.finished = 0
+        """Number of attempts whose result the store has accepted, without those that were lost."""
         self.pool = ThreadPoolExecutor(self.config.slots, thread_name_prefix="lightspan-app")
 
     async def run(self) -> None:
@@ -323,15 +326,14 @@ class Runner:
 
     # --- attempts -------------------------------------------------------------------------
     def _launch(self, claims: Sequence[Claim]) -> None:
-        self.claimed += len(claims)
         for claim in claims:
             attempt = AttemptRun(self, claim)
             self._running[attempt.attempt_id] = attempt
             attempt.task = self._track(attempt, attempt.run())
             if self._is_aborted:  # while the claim was under way
                 attempt.stop()
-        if self._on_claim is not None:
-            self._on_claim()
+        self.claimed += len(claims)
+        self._on_change()
 
     def _track(self, attempt: AttemptRun, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start `work` as a task of `attempt` that occupies a slot until it ends."""
@@ -347,6 +349,7 @@ class Runner:
             # it was cancelled before it could begin, and so before it could report
             self._track(attempt, attempt.finish(STOPPED))
         self._changed.set()
+        self._on_change()
         if not task.cancelled() and task.exception() is not None:
             log.error("attempt %s: the runner failed", attempt_id, exc_info=task.exception())
 

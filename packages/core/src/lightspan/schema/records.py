@@ -15,7 +15,7 @@ R running  queued      its attempt was `lost` and infrastructure tries are left
 R running  lost        its attempt was `lost` and no infrastructure try is left
 R running  cancelled   the algorithm cancelled it; its attempt becomes `cancelled`
 A running  succeeded   the app returned
-A running  failed      the app raised, overflowed the context or exhausted a budget
+A running  failed      the app raised or overflowed the context
 A running  timeout     the app ran longer than the rollout allows
 A running  lost        the runner died, lost its lease or could not reach the store or gateway
 A running  cancelled   the rollout was cancelled
@@ -234,7 +234,6 @@ class Outcome(StrEnum):
     APP_ERROR = "app_error"
     TIMEOUT = "timeout"
     CONTEXT_OVERFLOW = "context_overflow"
-    BUDGET = "budget"
     BAD_REWARD = "bad_reward"
     """The app returned a value that is not a reward."""
     INFRASTRUCTURE = "infrastructure"
@@ -403,6 +402,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the runs for which a runner works; None if it does not tell."""
     problem: str = ""
     """Why a runner works for none of its app's trainings; empty if it does."""
+    sources: dict[str, str] = msgspec.field(default_factory=dict)
+    """Module → hash of its source, for the modules of the app; empty if unknown."""
     clock: float = 0.0
     """Time of the last announcement by the peer's own clock, in seconds since the epoch; 0 if
     unknown."""

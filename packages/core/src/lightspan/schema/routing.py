@@ -144,10 +144,14 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
     default: Target = Target(route=Route.APP)
 
     @property
+    def targets(self) -> list[Target]:
+        """The destinations of all rules, and the default one."""
+        return [*(rule.target for rule in self.rules), self.default]
+
+    @property
     def serves(self) -> bool:
         """Whether the calls of any agent go to the gateway instead of the app's own endpoint."""
-        targets = [self.default, *(rule.target for rule in self.rules)]
-        return any(target.route is not Route.APP for target in targets)
+        return any(target.route is not Route.APP for target in self.targets)
 
     def target(self, path: str) -> Target:
         """Return the destination of the calls of the agent at `path`."""

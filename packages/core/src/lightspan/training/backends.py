@@ -97,5 +97,4 @@ def check_chat_templates(engine: TokenEngine) -> None:
 
 def uses_base(routing: Routing) -> bool:
     """Return whether the calls of any agent are answered by the starting weights."""
-    targets = [routing.default, *(rule.target for rule in routing.rules)]
-    return any(target.route is Route.BASE for target in targets)
+    return any(target.route is Route.BASE for target in routing.targets)

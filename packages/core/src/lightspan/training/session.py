@@ -95,6 +95,8 @@ class Session:
         self._learner: Learner | None = None
         self._app = app
         self._sampler = Epochs(train, self.algorithm.seed)
+        # raises if a key is not set, before anything is loaded
+        _ = [each.endpoint.api_key for each in self.algorithm.routing().targets if each.endpoint]
         self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
@@ -327,14 +329,13 @@ class Session:
         await runners.start(plan)
         remote = getattr(runners, "elsewhere", isinstance(runners, WatchedRunners))
         gateway = self._routing.gateway_url if self._routing.serves else ""
-        peer = make_peer(
-            run_id, PeerRole.TRAINER, app, run_id=run_id, gateway=gateway, remote=remote
-        )
-        self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         visible = runners if isinstance(runners, WatchedRunners) else None
         if visible is None and "ExternalRunners" in installed_plugins("api"):
             # `lightspan runner` may join any training of its app in the store.
             visible = load_plugin("api", "ExternalRunners").beside(plan)
+        fields = {"gateway": gateway, "remote": remote, "sources": getattr(visible, "sources", {})}
+        peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id, **fields)
+        self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         if visible is not None:
             watch = visible.watch(self.store, self.reporter.line)
             self._stack.callback(asyncio.create_task(watch).cancel)

@@ -190,9 +190,8 @@ class TrainerSettings:
                 f"{', '.join(refused)}: {self.algorithm.name} trains no policy, so there is "
                 "neither an engine nor a learner; leave it out"
             )
-        routing = self.algorithm.routing()
-        targets = [*(rule.target for rule in routing.rules), routing.default]
-        ours = sorted({str(t.route) for t in targets if t.route not in (Route.APP, Route.ENDPOINT)})
+        routes = {target.route for target in self.algorithm.routing().targets}
+        ours = sorted(str(route) for route in routes - {Route.APP, Route.ENDPOINT})
         if ours:
             raise ConfigError(
                 f"the routing of {self.algorithm.name} sends calls to {' and '.join(ours)}, and it "

@@ -72,6 +72,18 @@ _LARGE_BODY: Final = 2**20
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _PLAIN_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 """OpenSSL's error names for an answer in plain HTTP."""
+_OTHER_NAME: Final = (
+    "is for another name",
+    "write a name that is in it in the store's URL, or give the server a certificate for this name",
+)
+_CERTIFICATE_PROBLEMS: Final = {
+    9: ("is not valid yet", "set the clocks of both machines"),
+    10: ("has expired", "renew it at the server, or set this machine's clock"),
+    62: _OTHER_NAME,
+    64: _OTHER_NAME,
+}
+"""OpenSSL's code (`X509_V_ERR_…`) of an error in a certificate → problem and remedy."""
+_UNTRUSTED: Final = ("is not trusted", "set SSL_CERT_FILE to the certificate of your authority")
 _sleep = asyncio.sleep
 _failure_decoder = msgspec.msgpack.Decoder(Failure)
 _batch_decoder = msgspec.msgpack.Decoder(list[tuple[int, bytes]])
@@ -292,9 +304,10 @@ class ServerConnection:
             ) as response:
                 return Response(response.status, response.headers, await response.read())
         except aiohttp.ClientConnectorCertificateError as error:
+            code = getattr(error.certificate_error, "verify_code", 0)
+            problem, remedy = _CERTIFICATE_PROBLEMS.get(code, _UNTRUSTED)
             raise StoreError(
-                f"store {self._address.url}: the server's certificate is not trusted ({error}); "
-                "set SSL_CERT_FILE to the certificate of your authority"
+                f"store {self._address.url}: the server's certificate {problem} ({error}): {remedy}"
             ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if any(name in str(error) for name in _PLAIN_HTTP):
@@ -349,6 +362,11 @@ class ServerConnection:
             if response.status == 401:
                 key = f"the key in ${self._address.key_variable}" if self._key else "no key"
                 return StoreError(f"{where}: {failure.message} (sent: {key})")
+            if response.status == 403 and self._key:
+                return StoreError(
+                    f"{where}: {failure.message} (sent: the key in ${self._address.key_variable}; "
+                    "set it to the key of a role that is named here)"
+                )
             return failure.error(where)
         return StoreError(f"{where}: a proxy in front of it answered with {response.status}")
 

@@ -111,7 +111,7 @@ def estimate_memory(settings: TrainerSettings) -> tuple[MemoryReport | None, str
             trained_specs = [specs[name] for name in policies if name in specs]
             model = trained_specs[0].model if trained_specs else settings.algorithm.base_model
             size = model_size(model)
-            parts += Counter(engine.memory(size, settings.device))
+            parts += Counter(engine.memory(size, settings.device, len(policies)))
             if trained_specs:
                 ranks = sum(spec.lora.rank for spec in trained_specs if spec.lora is not None)
                 parts += Counter(

@@ -101,10 +101,10 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         """
         return [(name,) for name in request.models] if self.merge_lora else request.copies()
 
-    def memory(self, size: ModelSize, device: str) -> dict[str, int]:
+    def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Estimate the memory of one copy of a model: name of a part → bytes.
 
-        See `EngineSpec.memory`.
+        Each policy that uses the copy has a key-value cache of its own. See `EngineSpec.memory`.
         """
         from lightspan_torch.engine.transformers import cache_tokens
 
@@ -113,7 +113,7 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
         width = size.weight_bytes if self.dtype is None else 4 if self.dtype == "float32" else 2
         return {
             "engine weights": size.parameters * width,
-            "key-value cache": tokens * size.cache_values * width,
+            "key-value cache": policies * tokens * size.cache_values * width,
         }
 
     def describe(self, folder: Path) -> str:

@@ -149,7 +149,7 @@ export function Pager(props) {
     const isFirst = !address.searchParams.has("cursor");
     return (h("div", { class: "row between pager" },
         h("span", { role: "status" },
-            plural(props.total, props.noun),
+            props.isPartial ? `at least ${plural(props.total, props.noun)}` : plural(props.total, props.noun),
             props.shown < props.total && `, ${props.shown} on this page`),
         h("span", { class: "row" },
             !isFirst && h("a", { href: withQuery(address, { cursor: null }) }, "first page"),

@@ -52,14 +52,14 @@ export function ReadState(props: { page: Rows | null; isLoading: boolean }) {
   return (
     <p class="muted small" role="status">
       {props.isLoading && "looking… "}
-      {page?.is_partial && "the search was cut by its time limit: older rollouts were not searched. "}
+      {page?.is_partial && "not everything is searched yet: the next page goes on. "}
       {page && page.read < page.readable && `spans of ${page.read.toLocaleString("en")} of ${plural(page.readable, "attempt")} are read: agents, tokens and users of the others are not known yet`}
     </p>
   );
 }
 
 function RolloutTable(props: { place: Place; page: Rows }) {
-  const { rows, total, cursor } = props.page;
+  const { rows, total, cursor, is_partial } = props.page;
   const address = useAddress();
   const [kind, name] = props.place;
   const open = (row: RolloutRow | undefined) => row && go(path([kind, name, "rollouts", row.rollout_id]));
@@ -124,7 +124,7 @@ function RolloutTable(props: { place: Place; page: Rows }) {
           </tbody>
         </table>
       </Scroller>
-      <Pager total={total} shown={rows.length} cursor={cursor} noun="rollout" />
+      <Pager total={total} shown={rows.length} cursor={cursor} noun="rollout" isPartial={is_partial} />
     </Fragment>
   );
 }

@@ -9,6 +9,7 @@ import { useApi } from "../client.js";
 import { Alerts, Badge, Gain, Heading, Problems, Scroller, Tile, Waiting, gainInWords } from "../components.js";
 import { ago, clock, duration, fixed, num, percent, plural, visible } from "../format.js";
 import { go, path, useAddress, withQuery } from "../router.js";
+import { evaluationPoints } from "../series.js";
 
 /** Show the tabs of a run. */
 export function RunTabs(props: { name: string; summary?: RunSummary | undefined }) {
@@ -166,15 +167,8 @@ function Curves(props: { name: string; detail: RunDetail }) {
 
 function evaluationSeries(summary: RunSummary): Series[] {
   return (["held-out", "selection"] as const)
-    .map((split, n) => ({
-      name: split,
-      color: n + 1,
-      hasDots: true,
-      points: summary.evaluations
-        .filter((each) => each.split === split && each.reward.mean !== null)
-        .map((each) => ({ x: each.step, y: each.reward.mean ?? 0, low: each.reward.low, high: each.reward.high })),
-    }))
-    .filter((split) => split.points.length);
+    .map((split, n) => ({ name: split, color: n + 1, hasDots: true, points: evaluationPoints(summary, split) }))
+    .filter(({ points }) => points.length);
 }
 
 function Coverage(props: { detail: RunDetail; name: string }) {

@@ -54,7 +54,7 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
                 <Entry key={row.rollout_id} row={row} rows={rows} isOpen={n === at} address={withQuery(address, { open: row.rollout_id, span: null, of: null })} />
               ))}
             </div>
-            <Pager total={page.data.total} shown={rows.length} cursor={page.data.cursor} noun="rollout" />
+            <Pager total={page.data.total} shown={rows.length} cursor={page.data.cursor} noun="rollout" isPartial={page.data.is_partial} />
             <ExportBox place={place} />
           </div>
           <div>

@@ -5,6 +5,7 @@ import { useApi } from "../client.js";
 import { Gain, Heading, Problems, Scroller, Waiting } from "../components.js";
 import { visible } from "../format.js";
 import { path, useAddress } from "../router.js";
+import { evaluationPoints } from "../series.js";
 const CURVES = [
     ["reward", "Training reward"],
     ["learner/entropy", "Entropy, nats per token"],
@@ -31,14 +32,7 @@ export function ComparePage() {
             h(Settings, { comparison: data })))));
 }
 function evaluationSeries(runs) {
-    return runs.map((run, color) => ({
-        name: run.name,
-        color,
-        hasDots: true,
-        points: run.evaluations
-            .filter((each) => each.split === "held-out" && each.reward.mean !== null)
-            .map((each) => ({ x: each.step, y: each.reward.mean ?? 0, low: each.reward.low, high: each.reward.high })),
-    }));
+    return runs.map((run, color) => ({ name: run.name, color, hasDots: true, points: evaluationPoints(run, "held-out") }));
 }
 function Curve(props) {
     const series = [];

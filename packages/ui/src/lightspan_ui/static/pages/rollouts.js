@@ -37,11 +37,11 @@ export function ReadState(props) {
     const { page } = props;
     return (h("p", { class: "muted small", role: "status" },
         props.isLoading && "looking… ",
-        page?.is_partial && "the search was cut by its time limit: older rollouts were not searched. ",
+        page?.is_partial && "not everything is searched yet: the next page goes on. ",
         page && page.read < page.readable && `spans of ${page.read.toLocaleString("en")} of ${plural(page.readable, "attempt")} are read: agents, tokens and users of the others are not known yet`));
 }
 function RolloutTable(props) {
-    const { rows, total, cursor } = props.page;
+    const { rows, total, cursor, is_partial } = props.page;
     const address = useAddress();
     const [kind, name] = props.place;
     const open = (row) => row && go(path([kind, name, "rollouts", row.rollout_id]));
@@ -80,7 +80,7 @@ function RolloutTable(props) {
                         .join(", ")),
                     h("td", { class: "number" }, num(row.tokens)),
                     h("td", { class: "number" }, duration(row.seconds)))))))),
-        h(Pager, { total: total, shown: rows.length, cursor: cursor, noun: "rollout" })));
+        h(Pager, { total: total, shown: rows.length, cursor: cursor, noun: "rollout", isPartial: is_partial })));
 }
 export function RowReward(props) {
     const { row, low, high } = props;

@@ -45,7 +45,7 @@ export function StorePage(props) {
             h("div", null,
                 rows.length === 0 && h("p", { class: "panel empty" }, "No rollout matches."),
                 h("div", { role: "list", "aria-label": "rollouts" }, rows.map((row, n) => (h(Entry, { key: row.rollout_id, row: row, rows: rows, isOpen: n === at, address: withQuery(address, { open: row.rollout_id, span: null, of: null }) })))),
-                h(Pager, { total: page.data.total, shown: rows.length, cursor: page.data.cursor, noun: "rollout" }),
+                h(Pager, { total: page.data.total, shown: rows.length, cursor: page.data.cursor, noun: "rollout", isPartial: page.data.is_partial }),
                 h(ExportBox, { place: place })),
             h("div", null, open ? (h(OpenRollout, { key: open, place: place, id: open, canWrite: props.canWrite, done: page.reload, next: () => show(at + 1) })) : (h("p", { class: "panel empty" },
                 "Choose a rollout to read it",
