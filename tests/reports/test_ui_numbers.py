@@ -19,6 +19,7 @@ from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
 from lightspan.stores import open_store
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_ui.tokens import Tokenizer
 from packages.ui.tests.recorded import record
 from packages.ui.tests.ui_client import serving
 from tests.reports.ui_numbers import check_run, check_store
@@ -172,3 +173,40 @@ async def test_a_store_of_production(tmp_path: Path) -> None:
     for name, reward in ratings.items():
         await asyncio.to_thread(feedback, name, reward, store=url)
     await check_store(url)
+
+
+def test_tokens_are_shown_as_text(one_step: tuple[Path, list[Any]]) -> None:
+    async def choices() -> list[v.ChoiceDetail]:
+        async with serving(one_step[0]) as client:
+            page = await client.get("/runs/run/rollouts", v.RolloutPage, agent="writer", limit=1)
+            path = f"/runs/run/rollouts/{page.rows[0].rollout_id}"
+            rollout = await client.get(path, v.RolloutDetail)
+            name = next(call.call_id for call in rollout.calls if call.agent == "writer")
+            return (await client.get(f"{path}/calls/{name}", v.CallDetail)).choices
+
+    [choice] = asyncio.run(choices())
+    assert len(choice.tokens) == choice.call.tokens
+    assert all(token.logprob <= 0 and token.version >= 0 for token in choice.tokens)
+    assert "".join(token.text for token in choice.tokens).startswith(choice.output[0].text.strip())
+    assert "<|im_start|>user" in choice.prompt_text
+
+
+def test_a_character_of_several_tokens_is_shown_once(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {each: n for n, each in enumerate(tokenizers.pre_tokenizers.ByteLevel.alphabet())}
+    bytewise = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    bytewise.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = tokenizers.decoders.ByteLevel()
+    bytewise.save(str(tmp_path / "tokenizer.json"))
+    text = "né 🙂!"
+    ids = bytewise.encode(text).ids
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    assert tokenizer.pieces(ids) == ["n", "", "é", " ", "", "", "", "🙂", "!"]
+    assert tokenizer.pieces(ids[:6]) == [
+        "n",
+        "",
+        "é",
+        " ",
+        "",
+        "\ufffd",
+    ]
