@@ -34,7 +34,13 @@ from lightspan_tools.inspect_report import (
     run_report,
     store_report,
 )
-from lightspan_tools.overview import Overview, production_overview, pruned_text, run_overview
+from lightspan_tools.overview import (
+    Overview,
+    production_overview,
+    pruned_text,
+    run_overview,
+    status_of,
+)
 from lightspan_tools.pagination import Page, table_lines
 from lightspan_tools.rollout_view import (
     RolloutView,
@@ -378,7 +384,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     episode, rollout = view.episode, view.state.rollout
     yield (
         f"rollout {rollout.rollout_id} ({rollout.mode}, step {view.step}, task "
-        f"{rollout.task_id}): {view.state.status}"
+        f"{rollout.task_id}): {status_of(view)}"
     )
     is_production = rollout.mode is Mode.PRODUCTION
     is_rated = is_production and any(c.is_feedback(span) for span in episode.spans)
