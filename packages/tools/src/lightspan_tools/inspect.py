@@ -34,7 +34,7 @@ from lightspan_tools.inspect_report import (
     run_report,
     store_report,
 )
-from lightspan_tools.overview import Overview, production_overview, run_overview
+from lightspan_tools.overview import Overview, production_overview, pruned_text, run_overview
 from lightspan_tools.pagination import Page, table_lines
 from lightspan_tools.rollout_view import (
     RolloutView,
@@ -232,7 +232,8 @@ def _run_lines(
     yield from _prompt_lines(run)
     scope = overview.scope
     yield f"{len(overview.rows)} rollouts; calls by agent{scope}: {_counted(overview.agents)}"
-    yield from _pruned_lines(run, overview)
+    if pruned := pruned_text(run.metrics(), overview.first_trained_step):
+        yield pruned
     yield f"coverage of calls{scope}: {_counted(overview.calls)}"
     yield from _scope_lines(overview)
     for name in reward_names(run):
@@ -244,19 +245,6 @@ def _run_lines(
     if overview.overridden:
         yield f"sampling overridden, in calls{scope}: {_counted(overview.overridden)}"
     yield from table_lines(overview.rows, page, "rollout", "mode   step  ", "trained  ")
-
-
-def _pruned_lines(run: RunFolder, overview: Overview) -> Iterator[str]:
-    """Report the training steps whose rollouts are no longer stored (see `lightspan prune`)."""
-    lines = [line for line in run.metrics() if line.get("kind") == "train"]
-    steps = {int(line["step"]) for line in lines if line.get("rollouts")}
-    first = overview.first_trained_step
-    pruned = {step for step in steps if first is None or step < first}
-    if pruned:
-        yield (
-            f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as "
-            "after lightspan prune"
-        )
 
 
 def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:

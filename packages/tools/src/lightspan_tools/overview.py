@@ -8,10 +8,10 @@ in parts of `PART` rollouts, so the memory does not depend on their number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -214,3 +214,21 @@ def seconds_of(episode: Episode) -> float:
     if not spans:
         return 0.0
     return (max(span.end_ns for span in spans) - min(span.start_ns for span in spans)) / 1e9
+
+
+def pruned_text(lines: Sequence[Mapping[str, Any]], first: int | None) -> str:
+    """Return which steps' rollouts are no longer stored (see `lightspan prune`); empty if all are.
+
+    Args:
+        lines: lines of the run's metrics.
+        first: first step with stored rollouts of training; None if there is none.
+    """
+    train = (line for line in lines if line.get("kind") == "train")
+    steps = {int(line["step"]) for line in train if line.get("rollouts")}
+    pruned = {step for step in steps if first is None or step < first}
+    if not pruned:
+        return ""
+    return (
+        f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as after "
+        "lightspan prune"
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from lightspan.lightning.selection import CallStatus, Rejection
 from lightspan.schema.records import Mode
@@ -171,22 +171,4 @@ def counts_of(view: RolloutView) -> CallCounts:
         tuple((*key, n) for key, n in sorted(calls.items())),
         tuple(learns),
         tuple(sorted(overrides.items())),
-    )
-
-
-def pruned_text(lines: Sequence[Mapping[str, Any]], stored: Sequence[int]) -> str:
-    """Return which training steps' rollouts are no longer stored; empty if all are.
-
-    Args:
-        lines: lines of the metrics.
-        stored: steps of the training rollouts in the store.
-    """
-    train = (line for line in lines if line["kind"] == "train")
-    steps = {int(line["step"]) for line in train if line.get("rollouts")}
-    pruned = {step for step in steps if not stored or step < min(stored)}
-    if not pruned:
-        return ""
-    return (
-        f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as after "
-        "lightspan prune"
     )

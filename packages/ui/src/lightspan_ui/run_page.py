@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from lightspan.schema.records import Mode
 from lightspan.training.folder import REWARDS, TAKEN
+from lightspan_tools.overview import pruned_text
 from lightspan_tools.rollout_view import (
     failure_rewards,
     reward_names,
@@ -15,7 +16,7 @@ from lightspan_tools.rollout_view import (
 )
 from lightspan_ui import views
 from lightspan_ui.catalogue import Catalogue
-from lightspan_ui.coverage import Coverage, pruned_text
+from lightspan_ui.coverage import Coverage
 from lightspan_ui.entries import Scoring
 from lightspan_ui.run_files import LiveRunFolder, stamp_of
 from lightspan_ui.runs import flat_settings, mean_of, metric_names
@@ -92,7 +93,7 @@ def detail_of(
         agents=coverage.agents(),
         coverage_of=coverage.rollouts + sum(e.summary.attempt_id is None for e in entries),
         rollouts=len(entries),
-        pruned=pruned_text(lines, stored) if catalogue is not None else "",
+        pruned=pruned_text(lines, min(stored, default=None)) if catalogue is not None else "",
         overrides=coverage.overrides(),
         scorers=scorers(folder),
         metric_names=metric_names([line for line in lines if line["kind"] == "train"]),
