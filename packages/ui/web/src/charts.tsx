@@ -104,7 +104,7 @@ export function Chart(props: {
         <span class="row">
           {series.length > 1 && <Legend series={series} />}
           {steps.length > 0 && (
-            <button class="small quiet" aria-pressed={isTable} onClick={() => setTable(!isTable)}>
+            <button type="button" class="small quiet" aria-pressed={isTable} onClick={() => setTable(!isTable)}>
               {isTable ? "chart" : "table"}
             </button>
           )}
@@ -311,7 +311,7 @@ export function Histogram(props: {
       {props.bins.map((bin) => {
         const text = `${fixed(bin.low)} to ${fixed(bin.high)}: ${plural(bin.n, "rollout")}`;
         return (
-          <button key={bin.low} title={text} aria-label={text} disabled={bin.n === 0} onClick={() => props.onPick(bin)}>
+          <button type="button" key={bin.low} title={text} aria-label={text} disabled={bin.n === 0} onClick={() => props.onPick(bin)}>
             <i
               class={isChosen(bin) ? "chosen" : ""}
               style={{ height: `${bin.n ? 2 + (34 * bin.n) / most : 1}px` }}

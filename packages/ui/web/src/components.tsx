@@ -6,7 +6,7 @@ import { useEffect, useState } from "./vendor/hooks.js";
 import type { AlertView, Estimate, Message } from "./api.js";
 import type { Asked } from "./client.js";
 import { fixed, num, plural, pretty, signed, visible } from "./format.js";
-import { go, useAddress, withQuery } from "./router.js";
+import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
 
 /** Set the title of the window and show the heading of a page with its way back. */
 export function Heading(props: {
@@ -180,7 +180,7 @@ export function Choice(props: {
       <select
         value={value}
         onChange={(event) =>
-          go(withQuery(address, { [props.name]: event.currentTarget.value, cursor: null }))
+          go(withQuery(address, { [props.name]: event.currentTarget.value, ...OF_ONE_PAGE }))
         }
       >
         {props.empty !== undefined && <option value="">{props.empty}</option>}
@@ -207,7 +207,7 @@ export function TextField(props: {
   const [text, setText] = useState(value);
   useEffect(() => setText(value), [value]);
   const apply = () => {
-    if (text !== value) go(withQuery(address, { [props.name]: text, cursor: null }));
+    if (text !== value) go(withQuery(address, { [props.name]: text, ...OF_ONE_PAGE }));
   };
   const shared = {
     value: text,
@@ -243,7 +243,7 @@ export function Pager(props: { total: number; shown: number; cursor: string; nou
         {props.shown < props.total && `, ${props.shown} on this page`}
       </span>
       <span class="row">
-        {!isFirst && <a href={withQuery(address, { cursor: null })}>first page</a>}
+        {!isFirst && <a href={withQuery(address, OF_ONE_PAGE)}>first page</a>}
         {props.cursor && (
           <a class="button" href={withQuery(address, { cursor: props.cursor })} rel="next">
             next page
@@ -335,7 +335,7 @@ export function Copyable(props: { text: string; label: string }) {
   return (
     <div class="copyable">
       <pre class="code">{props.text}</pre>
-      <button
+      <button type="button"
         class="small"
         aria-label={`copy ${props.label}`}
         onClick={() => void navigator.clipboard.writeText(props.text).then(() => setCopied(true))}

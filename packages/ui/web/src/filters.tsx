@@ -5,7 +5,7 @@ import type { Bin, Count, Facets } from "./api.js";
 import { Histogram } from "./charts.js";
 import { Choice, TextField } from "./components.js";
 import { fixed, num, percent } from "./format.js";
-import { go, useAddress, withQuery } from "./router.js";
+import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
 
 export type Place = readonly ["runs" | "stores", string];
 
@@ -34,8 +34,8 @@ export function apiQuery(address: URL, withPage: boolean): string {
 /** Return the address without any filter. */
 export function withoutFilters(address: URL): string {
   const url = new URL(address);
-  for (const name of [...FILTERS, "cursor"]) url.searchParams.delete(name);
-  return url.pathname + url.search;
+  for (const name of FILTERS) url.searchParams.delete(name);
+  return withQuery(url, OF_ONE_PAGE);
 }
 
 const counted = (counts: readonly Count[] | undefined): [string, string][] =>
@@ -105,7 +105,7 @@ function RewardFilter(props: { facets: Facets }) {
       withQuery(address, {
         reward_min: isPicked ? null : bin.low,
         reward_max: isPicked ? null : bin.high,
-        cursor: null,
+        ...OF_ONE_PAGE,
       }),
     );
   };

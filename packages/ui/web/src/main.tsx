@@ -82,7 +82,7 @@ function ThemeButton() {
   const [theme, setTheme] = useState(chosenTheme());
   const next = THEMES[theme] ?? "auto";
   return (
-    <button
+    <button type="button"
       class="small quiet"
       aria-label={`colours: ${theme}; change to ${next}`}
       onClick={() => {
@@ -108,7 +108,7 @@ function Sidebar(props: { places: Asked<Places>; pathname: string }) {
           <img src="/static/icon.svg" alt="" width="22" height="22" />
           lightspan
         </a>
-        <button class="menu small" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
+        <button type="button" class="menu small" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>
           menu
         </button>
       </div>

@@ -25,6 +25,9 @@ export function useAddress(): URL {
   return new URL(location.href);
 }
 
+/** Parameters that belong to one answer of a list; a change of its filters removes them. */
+export const OF_ONE_PAGE = { cursor: null, open: null, span: null, of: null };
+
 export type Query = Record<string, string | number | null | undefined>;
 
 /** Return the address with other parameters; a parameter of null or "" is removed. */

@@ -184,7 +184,7 @@ function Tokens(props: { choice: ChoiceDetail }) {
       <div class="row between">
         <span class="row" role="group" aria-label="colour of tokens">
           {COLOURS.map(([name, label]) => (
-            <button
+            <button type="button"
               key={name}
               class="small"
               aria-pressed={by === name}

@@ -96,7 +96,7 @@ function Candidates(props: { search: SearchView; chosen: CandidateView | undefin
       <h3>Candidates, below the one that they were made from</h3>
       <div class="panel tree plain" role="group" aria-label="candidates">
         {treeOf(props.search.candidates).map(({ candidate, depth }) => (
-          <button
+          <button type="button"
             key={candidate.number}
             aria-pressed={candidate === props.chosen}
             onClick={() => props.choose(candidate.number)}
@@ -134,10 +134,10 @@ function CandidateText(props: { search: SearchView; candidate: CandidateView }) 
       <div class="row between">
         <h3>Candidate {candidate.number}</h3>
         <span class="row" role="group" aria-label="compared with">
-          <button class="small" aria-pressed={!isFirst} onClick={() => setFirst(false)}>
+          <button type="button" class="small" aria-pressed={!isFirst} onClick={() => setFirst(false)}>
             against its parent
           </button>
-          <button class="small" aria-pressed={isFirst} onClick={() => setFirst(true)}>
+          <button type="button" class="small" aria-pressed={isFirst} onClick={() => setFirst(true)}>
             against the first
           </button>
         </span>
@@ -186,7 +186,7 @@ function Scores(props: { search: SearchView; chosen: CandidateView | undefined; 
             {candidates.map((candidate) => (
               <tr key={candidate.number} class={candidate === props.chosen ? "on" : ""}>
                 <th scope="row">
-                  <button class="link" onClick={() => props.choose(candidate.number)}>
+                  <button type="button" class="link" onClick={() => props.choose(candidate.number)}>
                     {candidate.number}
                   </button>
                 </th>
@@ -239,7 +239,7 @@ function Proposals(props: { proposals: readonly ProposalView[]; search: SearchVi
               <Fragment key={n}>
                 <tr class={n === open ? "on" : ""}>
                   <td>
-                    <button class="link" aria-expanded={n === open} onClick={() => setOpen(n === open ? -1 : n)}>
+                    <button type="button" class="link" aria-expanded={n === open} onClick={() => setOpen(n === open ? -1 : n)}>
                       {n + 1}
                     </button>
                   </td>

@@ -163,7 +163,7 @@ export function Trace(props: { place: Place; detail: RolloutDetail }) {
       <div>
         {chosen ? (
           <Fragment>
-            <button class="small quiet" onClick={() => choose(undefined)}>
+            <button type="button" class="small quiet" onClick={() => choose(undefined)}>
               whole conversation
             </button>
             <SpanBox place={place} detail={detail} span={chosen} isAlone />
@@ -173,7 +173,7 @@ export function Trace(props: { place: Place; detail: RolloutDetail }) {
             {agents.length > 1 && (
               <div class="row" role="group" aria-label="conversation of">
                 {["", ...agents].map((name) => (
-                  <button
+                  <button type="button"
                     key={name}
                     class="small"
                     aria-pressed={agent === name}
@@ -222,7 +222,7 @@ function Tree(props: {
     <nav class="panel tree" aria-label="spans" onKeyDown={move}>
       {spans.length === 0 && <p class="muted">no span was recorded</p>}
       {spans.map((span) => (
-        <button
+        <button type="button"
           key={span.span_id}
           aria-pressed={span === chosen}
           onClick={() => props.choose(span === chosen ? undefined : span)}

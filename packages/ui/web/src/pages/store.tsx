@@ -103,7 +103,7 @@ function OpenRollout(props: { place: Place; id: string; canWrite: boolean; done:
       <Problems of={asked} />
       <div class="row between">
         <a href={path([...place, "rollouts", id])}>open the whole page</a>
-        <button class="small" onClick={props.next}>
+        <button type="button" class="small" onClick={props.next}>
           next (n)
         </button>
       </div>
