@@ -74,15 +74,19 @@ def _text(value: float | None) -> str:
 
 def _check_alerts(summary: v.RunSummary, printed: Lines) -> None:
     warnings = [line for line in printed if line.startswith("warning, step ")]
-    assert warnings == [f"warning, step {each.step}: {each.text}" for each in summary.alerts]
+    alerts = [each for each in summary.alerts if each.name != "stopped"]  # inspect cannot tell
+    assert warnings == [f"warning, step {each.step}: {each.text}" for each in alerts]
 
 
 def _check_coverage(run: v.RunDetail, printed: Lines) -> None:
     fates: Counter[str] = Counter()
     for agent in run.agents:
-        fates.update({"trained": agent.trained, "frozen": agent.frozen})
+        frozen = agent.frozen + agent.recorded
+        fates.update({"trained": agent.trained, "frozen": frozen})
         fates.update({f"rejected:{reason}": n for reason, n in agent.rejected.items()})
-        assert agent.calls == agent.trained + agent.frozen + sum(agent.rejected.values())
+        fates["rejected:mode_not_train"] += agent.evaluation
+        rejected = sum(agent.rejected.values()) + agent.evaluation
+        assert agent.calls == agent.trained + frozen + rejected
     [line] = [line for line in printed if line.startswith("coverage of calls: ")]
     assert _counts(line.removeprefix("coverage of calls: ")) == +fates
     overridden = [line for line in printed if line.startswith("sampling overridden, in calls: ")]

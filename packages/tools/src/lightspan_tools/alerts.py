@@ -161,6 +161,42 @@ class AlertMonitor:
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
 
 
+def run_alerts(
+    metrics: Sequence[Line], evaluations: Sequence[Evaluation], failure: str
+) -> list[Alert]:
+    """Return all alerts of a run, and at last one if its latest training step failed.
+
+    Args:
+        metrics: lines of the run's metrics.
+        evaluations: evaluations of the run.
+        failure: message of a rollout that failed; empty if none is known.
+    """
+    latest = latest_step_fails(metrics, failure)
+    alerts = AlertMonitor().read(metrics, evaluations)
+    return alerts if latest is None else [*alerts, latest]
+
+
+def latest_step_fails(metrics: Sequence[Line], failure: str = "") -> Alert | None:
+    """Return an alert if the app failed in many rollouts of the latest training step; else None.
+
+    Other than the alerts of `AlertMonitor`, it is gone once a later step succeeds.
+
+    Args:
+        metrics: lines of the run's metrics.
+        failure: message of a rollout that failed; empty if none is known.
+    """
+    line = next((each for each in reversed(metrics) if each["kind"] == "train"), {})
+    failed, count = int(line.get("failed") or 0), int(line.get("rollouts") or 0)
+    if not failed or failed < FAILURE_WARNING * count:
+        return None
+    example = f", for example {' '.join(failure.split())[:MAX_MESSAGE]}" if failure else ""
+    text = f"{failed} of {plural(count, 'rollout')} failed in step {line['step']}{example}"
+    return Alert(name=STEP_FAILS, step=line["step"], text=text)
+
+
+STEP_FAILS: Final = "latest_step_fails"
+MAX_MESSAGE: Final = 300
+"""Maximum characters of the message of a failed rollout in an alert."""
 PAGE: Final = "docs/troubleshooting.md"
 """The page that explains the warnings."""
 

@@ -57,6 +57,8 @@ class Overview:
     """Number of rollouts of trainings in a store of production."""
     url: str = ""
     """URL of a store of production, without its password."""
+    failure: str = ""
+    """Message of the newest failed rollout of training; empty unless the latest step failed."""
     first_trained_step: int | None = None
     """First step of which the store has rollouts of training; None if it has none."""
 
@@ -99,6 +101,24 @@ async def run_overview(
             full[row.row_id] = row
     overview.rows = _merged(rows, full)
     return overview
+
+
+async def newest_failure(store: Store, run_id: str | None) -> str:
+    """Return the message of the newest failed rollout of a run's training; empty if there is none.
+
+    Rollouts are read in parts until one that failed is found.
+    """
+    before = None
+    while True:
+        page = await store.summaries(
+            run_id, mode=Mode.TRAIN, newest=True, before=before, limit=PART
+        )
+        for row in page.rows:
+            if row.status is RolloutStatus.FAILED and row.message:
+                return row.message
+        if len(page.rows) < PART:
+            return ""
+        before = page.rows[-1].position
 
 
 async def production_overview(store: Store, query: Query, page: Page) -> Overview:

@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import json
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -217,12 +219,30 @@ class Catalogue:
             raise NotFoundError(f"there is no rollout or attempt {name!r} here")
         return entry
 
-    def neighbours(self, entry: Entry) -> tuple[str, str]:
-        """Return the ids of the next newer and the next older rollout; empty if there is none."""
-        place = self.newest.index(entry)
-        newer = self.newest[place - 1].summary.rollout_id if place else ""
-        older = self.newest[place + 1 :][:1]
-        return newer, older[0].summary.rollout_id if older else ""
+    async def neighbours(self, entry: Entry, filters: Filters, sort: str) -> tuple[str, str]:
+        """Return the ids of the rollouts before and after one in a sorted list; empty if none is.
+
+        The rollout itself need not pass the filters, such as after it was rated.
+
+        Args:
+            entry: the rollout.
+            filters: the filters of the list.
+            sort: the order of the list.
+        """
+        if filters.needs_spans or sort in SPAN_SORTS:
+            await self._begin_reading(None)
+        key = SORT_KEYS[sort]
+        place = key(entry)
+        before = after = None
+        for wanted in (1, None) if filters.text else (None,):  # at first with what a search found
+            entries, is_partial = await self.matching(filters, wanted)
+            keys = [(key(each), each) for each in entries]
+            before = max((e for e in keys if e[0] < place), key=_key, default=None)
+            after = min((e for e in keys if e[0] > place), key=_key, default=None)
+            if not is_partial or (sort == "newest" and after is not None):
+                break
+        newer = "" if before is None else before[1].summary.rollout_id
+        return newer, "" if after is None else after[1].summary.rollout_id
 
     async def read_facts(self, entries: Sequence[Entry]) -> dict[str, Texts]:
         """Read the spans of rollouts; return the beginnings of their texts, by rollout id."""
@@ -465,6 +485,10 @@ class Catalogue:
         )
 
 
+def _key(pair: tuple[tuple[float, ...], Entry]) -> tuple[float, ...]:
+    return pair[0]
+
+
 def _take_error(task: asyncio.Task[None]) -> None:
     """Mark the error of a task as seen, which the next answer raises."""
     if not task.cancelled():
@@ -581,7 +605,7 @@ def histogram(values: Sequence[float]) -> list[views.Bin]:
         low, high = min(values), max(values)
         high = high if high > low else low + 1
     width = (high - low) / BINS
-    places = Counter(min(BINS - 1, int((value - low) / width)) for value in values)
-    return [
-        views.Bin(low=low + i * width, high=low + (i + 1) * width, n=places[i]) for i in range(BINS)
-    ]
+    # without the last digits, which are no more than rounding: 0.95 in place of 0.9500000000000001
+    edges = [low, *(float(f"{low + i * width:.12g}") for i in range(1, BINS)), high]
+    places = Counter(min(BINS, bisect_right(edges, value)) - 1 for value in values)
+    return [views.Bin(low=a, high=b, n=places[i]) for i, (a, b) in enumerate(pairwise(edges))]
