@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import json
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 import msgspec
@@ -231,18 +231,14 @@ class Catalogue:
         """
         if filters.needs_spans or sort in SPAN_SORTS:
             await self._begin_reading(None)
-        key = SORT_KEYS[sort]
-        place = key(entry)
         before = after = None
         for wanted in (1, None) if filters.text else (None,):  # at first with what a search found
             entries, is_partial = await self.matching(filters, wanted)
-            keys = [(key(each), each) for each in entries]
-            before = max((e for e in keys if e[0] < place), key=_key, default=None)
-            after = min((e for e in keys if e[0] > place), key=_key, default=None)
+            before, after = beside(entries, entry, sort)
             if not is_partial or (sort == "newest" and after is not None):
                 break
-        newer = "" if before is None else before[1].summary.rollout_id
-        return newer, "" if after is None else after[1].summary.rollout_id
+        newer, older = ("" if e is None else e.summary.rollout_id for e in (before, after))
+        return newer, older
 
     async def read_facts(self, entries: Sequence[Entry]) -> dict[str, Texts]:
         """Read the spans of rollouts; return the beginnings of their texts, by rollout id."""
@@ -485,14 +481,29 @@ class Catalogue:
         )
 
 
-def _key(pair: tuple[tuple[float, ...], Entry]) -> tuple[float, ...]:
-    return pair[0]
-
-
 def _take_error(task: asyncio.Task[None]) -> None:
     """Mark the error of a task as seen, which the next answer raises."""
     if not task.cancelled():
         task.exception()
+
+
+def beside(entries: Sequence[Entry], entry: Entry, sort: str) -> tuple[Entry | None, Entry | None]:
+    """Return the entries before and after one, by an order; None if there is none.
+
+    Args:
+        entries: entries, the newest first.
+        entry: the entry, which need not be among them.
+        sort: the order.
+    """
+    key = SORT_KEYS[sort]
+    place = key(entry)
+    if sort != "newest":
+        pairs = [(key(each), each) for each in entries]
+        before = max((pair for pair in pairs if pair[0] < place), key=itemgetter(0), default=None)
+        after = min((pair for pair in pairs if pair[0] > place), key=itemgetter(0), default=None)
+        return before and before[1], after and after[1]
+    low, high = (bisect(entries, place, key=key) for bisect in (bisect_left, bisect_right))
+    return entries[low - 1] if low else None, entries[high] if high < len(entries) else None
 
 
 # --- pages --------------------------------------------------------------------------------------
