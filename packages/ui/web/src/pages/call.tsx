@@ -23,7 +23,7 @@ export function CallPage(props: { place: Place; rollout: string; call: string })
       <Heading
         title={data ? `Call of ${data.agent}` : "Call"}
         trail={[
-          ["runs", "/"],
+          [kind, "/"],
           [name, path([kind, name])],
           [`rollout ${shortId(rollout)}`, back],
         ]}
@@ -71,7 +71,7 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
         </span>
         <span class="small muted">
           {[
-            call.policy && `policy ${call.policy}`,
+            call.policy && call.policy !== "policy" && `policy ${call.policy}`,
             call.versions.length > 0 && `version ${call.versions.join(", ")}`,
             call.tokens !== null && plural(call.tokens, "token"),
             call.temperature !== null && `temperature ${num(call.temperature)}`,
@@ -140,7 +140,10 @@ function Why(props: { place: Place; choice: ChoiceDetail; reasons: Reasons }) {
           </p>
         </Fragment>
       )}
-      <p class="small muted">{visible(choice.call.why)}</p>
+      <details class="small muted">
+        <summary>the formula</summary>
+        {visible(choice.call.why)}
+      </details>
     </Fragment>
   );
 }
@@ -195,7 +198,7 @@ function Tokens(props: { choice: ChoiceDetail }) {
           ))}
         </span>
         <span class="small muted">
-          least probable: {JSON.stringify(visible(worst.text || String(worst.id)))}, {percent(Math.exp(worst.logprob))}
+          least probable: {worst.text ? JSON.stringify(visible(worst.text)) : `token ${worst.id}`}, {percent(Math.exp(worst.logprob))}
         </span>
       </div>
       <p class="tokens">

@@ -16,7 +16,7 @@ export function CallPage(props) {
     const { data } = asked;
     return (h("section", null,
         h(Heading, { title: data ? `Call of ${data.agent}` : "Call", trail: [
-                ["runs", "/"],
+                [kind, "/"],
                 [name, path([kind, name])],
                 [`rollout ${shortId(rollout)}`, back],
             ] }),
@@ -47,7 +47,7 @@ function Choice(props) {
                     "advantage ",
                     signed(call.advantage, 3)))),
             h("span", { class: "small muted" }, [
-                call.policy && `policy ${call.policy}`,
+                call.policy && call.policy !== "policy" && `policy ${call.policy}`,
                 call.versions.length > 0 && `version ${call.versions.join(", ")}`,
                 call.tokens !== null && plural(call.tokens, "token"),
                 call.temperature !== null && `temperature ${num(call.temperature)}`,
@@ -83,7 +83,9 @@ function Why(props) {
             h("p", { class: "small row" }, choice.mates.map((mate) => (h("a", { key: mate.rollout_id, class: mate.is_this ? "strong" : "", href: path([...props.place, "rollouts", mate.rollout_id]), title: mate.rollout_id },
                 fixed(mate.value),
                 mate.is_this && " (this)")))))),
-        h("p", { class: "small muted" }, visible(choice.call.why))));
+        h("details", { class: "small muted" },
+            h("summary", null, "the formula"),
+            visible(choice.call.why))));
 }
 /** Describe how an advantage was computed. */
 export function whyInWords(reasons, advantage) {
@@ -118,10 +120,10 @@ function Tokens(props) {
     const worst = tokens.reduce((lowest, token) => (token.logprob < lowest.logprob ? token : lowest), tokens[0]);
     return (h(Fragment, null,
         h("div", { class: "row between" },
-            h("span", { class: "row", role: "group", "aria-label": "colour of tokens" }, COLOURS.map(([name, label]) => (h("button", { key: name, class: "small", "aria-pressed": by === name, onClick: () => go(withQuery(address, { color: name === "probability" ? null : name }), true) }, label)))),
+            h("span", { class: "row", role: "group", "aria-label": "colour of tokens" }, COLOURS.map(([name, label]) => (h("button", { type: "button", key: name, class: "small", "aria-pressed": by === name, onClick: () => go(withQuery(address, { color: name === "probability" ? null : name }), true) }, label)))),
             h("span", { class: "small muted" },
                 "least probable: ",
-                JSON.stringify(visible(worst.text || String(worst.id))),
+                worst.text ? JSON.stringify(visible(worst.text)) : `token ${worst.id}`,
                 ", ",
                 percent(Math.exp(worst.logprob)))),
         h("p", { class: "tokens" }, tokens.map((token, n) => (h("span", { key: n, class: tokenClass(token, by, versions), title: tokenTitle(token) }, visible(token.text) || (token.text === "" ? `[${token.id}]` : ""))))),
