@@ -53,7 +53,7 @@ export function Filters(props: { facets: Facets | null; isProduction: boolean })
   const isFiltered = FILTERS.some((name) => address.searchParams.has(name));
   return (
     <form class="filters row" role="search" onSubmit={(event) => event.preventDefault()}>
-      <TextField name="text" label="text" type="search" placeholder="in prompts, answers, tools" />
+      <TextField name="text" label="text" type="search" placeholder="prompt, answer, tool" />
       {!props.isProduction && (
         <Fragment>
           <Choice name="mode" label="mode" empty="all" values={counted(facets?.mode)} />

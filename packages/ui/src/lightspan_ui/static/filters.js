@@ -42,7 +42,7 @@ export function Filters(props) {
     const address = useAddress();
     const isFiltered = FILTERS.some((name) => address.searchParams.has(name));
     return (h("form", { class: "filters row", role: "search", onSubmit: (event) => event.preventDefault() },
-        h(TextField, { name: "text", label: "text", type: "search", placeholder: "in prompts, answers, tools" }),
+        h(TextField, { name: "text", label: "text", type: "search", placeholder: "prompt, answer, tool" }),
         !props.isProduction && (h(Fragment, null,
             h(Choice, { name: "mode", label: "mode", empty: "all", values: counted(facets?.mode) }),
             h(TextField, { name: "step", label: "step", type: "number" }))),

@@ -7,7 +7,7 @@ import { useApi } from "../client.js";
 import { Badge, Dimensions, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import type { Place } from "../filters.js";
 import { apiPath, apiQuery, filtersOf } from "../filters.js";
-import { clock, duration, fixed, num, pretty, shortId, signed, visible } from "../format.js";
+import { clock, duration, fixed, num, plural, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys } from "../keys.js";
 import { go, path, useAddress, withQuery } from "../router.js";
 import { RatingForm, Ratings } from "../rating.js";
@@ -66,7 +66,7 @@ function Summary(props: { place: Place; detail: RolloutDetail }) {
           {row.outcome && row.outcome !== "ok" && <span class="muted">{visible(row.outcome)}</span>}
           {detail.rank !== null && (
             <a href={path([...place, "groups", row.group || row.task_id], { step: row.step })}>
-              {detail.rank} of {detail.group_size} in its group
+              rank {detail.rank} of {detail.group_size} in its group
             </a>
           )}
           <Dimensions of={row.dimensions} />
@@ -304,7 +304,14 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
       ) : (
         last && (
           <Fragment>
-            {span.input.length > 1 && <p class="small muted">after {span.input.length - 1} earlier messages</p>}
+            {span.input.length > 1 && (
+              <details>
+                <summary class="small muted">{plural(span.input.length - 1, "earlier message")}</summary>
+                {span.input.slice(0, -1).map((message, n) => (
+                  <MessageBox key={n} message={message} />
+                ))}
+              </details>
+            )}
             <MessageBox message={last} />
           </Fragment>
         )

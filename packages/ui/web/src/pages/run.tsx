@@ -2,7 +2,7 @@
 
 import { Fragment, h } from "../vendor/preact.js";
 import { useState } from "../vendor/hooks.js";
-import type { AgentCoverage, EvaluationPoint, Metrics, RunDetail, RunSummary } from "../api.js";
+import type { AgentCoverage, EvaluationPoint, Metrics, Places, RunDetail, RunSummary } from "../api.js";
 import { Chart } from "../charts.js";
 import type { Series } from "../charts.js";
 import { useApi } from "../client.js";
@@ -14,11 +14,13 @@ import { evaluationPoints } from "../series.js";
 /** Show the tabs of a run. */
 export function RunTabs(props: { name: string; summary?: RunSummary | undefined }) {
   const { pathname } = useAddress();
+  const places = useApi<Places>(props.summary ? null : "/places");
+  const summary = props.summary ?? places.data?.runs.find((run) => run.name === props.name);
   const tabs: [string, string[]][] = [["overview", ["runs", props.name]]];
-  if (props.summary?.has_rollouts ?? true) {
+  if (summary?.has_rollouts ?? true) {
     tabs.push(["rollouts", ["runs", props.name, "rollouts"]], ["groups", ["runs", props.name, "groups"]]);
   }
-  if (props.summary?.has_prompts) tabs.push(["prompts", ["runs", props.name, "prompts"]]);
+  if (summary?.has_prompts) tabs.push(["prompts", ["runs", props.name, "prompts"]]);
   tabs.push(["settings", ["runs", props.name, "settings"]]);
   return (
     <nav class="tabs" aria-label="Pages of the run">

@@ -150,7 +150,7 @@ function ExportBox(props: { place: Place }) {
   return (
     <details class="panel">
       <summary>
-        <b>Train on these</b>{" "}
+        <b>Train on what is listed</b>{" "}
         <span class="muted small">
           {plural(attempts, "attempt")}, {plural(calls, "call")}
         </span>

@@ -2,7 +2,7 @@
 import { Fragment, h } from "../vendor/preact.js";
 import { Strip } from "../charts.js";
 import { useApi } from "../client.js";
-import { Badge, Heading, MessageBox, Problems, Waiting } from "../components.js";
+import { Badge, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import { apiPath } from "../filters.js";
 import { fixed, num, percent, plural, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys } from "../keys.js";
@@ -110,6 +110,7 @@ const COLOURS = [
     ["probability", "probability"],
     ["version", "policy version"],
     ["none", "plain"],
+    ["table", "table"],
 ];
 /** Show the sampled tokens, coloured by probability or by the version of the policy. */
 function Tokens(props) {
@@ -126,7 +127,8 @@ function Tokens(props) {
                 worst.text ? JSON.stringify(visible(worst.text)) : `token ${worst.id}`,
                 ", ",
                 percent(Math.exp(worst.logprob)))),
-        h("p", { class: "tokens" }, tokens.map((token, n) => (h("span", { key: n, class: tokenClass(token, by, versions), title: tokenTitle(token) }, visible(token.text) || (token.text === "" ? `[${token.id}]` : ""))))),
+        by === "table" && h(TokenTable, { tokens: tokens }),
+        h("p", { class: "tokens", hidden: by === "table" }, tokens.map((token, n) => (h("span", { key: n, class: tokenClass(token, by, versions), title: tokenTitle(token) }, visible(token.text) || (token.text === "" ? `[${token.id}]` : ""))))),
         tokens_left_out > 0 && h("p", { class: "small muted" },
             plural(tokens_left_out, "further token"),
             " left out"),
@@ -138,6 +140,21 @@ function Tokens(props) {
             h("span", { class: "p2" }, "below 50 %"),
             " ",
             h("span", null, "at least 50 %")))));
+}
+function TokenTable(props) {
+    return (h(Scroller, { label: "tokens" },
+        h("table", null,
+            h("thead", null,
+                h("tr", null,
+                    h("th", { scope: "col" }, "text"),
+                    h("th", { scope: "col", class: "number" }, "token id"),
+                    h("th", { scope: "col", class: "number" }, "probability"),
+                    h("th", { scope: "col", class: "number" }, "policy version"))),
+            h("tbody", null, props.tokens.map((token, n) => (h("tr", { key: n },
+                h("td", { class: "code" }, JSON.stringify(visible(token.text))),
+                h("td", { class: "number" }, token.id),
+                h("td", { class: "number" }, percent(Math.exp(token.logprob))),
+                h("td", { class: "number" }, token.version))))))));
 }
 function tokenClass(token, by, versions) {
     if (by === "version")

@@ -4,7 +4,7 @@ import { useState } from "../vendor/hooks.js";
 import { useApi } from "../client.js";
 import { Badge, Dimensions, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import { apiPath, apiQuery, filtersOf } from "../filters.js";
-import { clock, duration, fixed, num, pretty, shortId, signed, visible } from "../format.js";
+import { clock, duration, fixed, num, plural, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys } from "../keys.js";
 import { go, path, useAddress, withQuery } from "../router.js";
 import { RatingForm, Ratings } from "../rating.js";
@@ -45,6 +45,7 @@ function Summary(props) {
                 h(Badge, { name: row.status }),
                 row.outcome && row.outcome !== "ok" && h("span", { class: "muted" }, visible(row.outcome)),
                 detail.rank !== null && (h("a", { href: path([...place, "groups", row.group || row.task_id], { step: row.step }) },
+                    "rank ",
                     detail.rank,
                     " of ",
                     detail.group_size,
@@ -179,10 +180,9 @@ function SpanBox(props) {
         calls.filter(isJudged).map((call) => (h("p", { class: "small muted", key: call.choice }, visible(call.why || call.reason)))),
         span.message && h("pre", { class: "box bad" }, visible(span.message)),
         props.isAlone ? (span.input.map((message, n) => h(MessageBox, { key: n, message: message }))) : (last && (h(Fragment, null,
-            span.input.length > 1 && h("p", { class: "small muted" },
-                "after ",
-                span.input.length - 1,
-                " earlier messages"),
+            span.input.length > 1 && (h("details", null,
+                h("summary", { class: "small muted" }, plural(span.input.length - 1, "earlier message")),
+                span.input.slice(0, -1).map((message, n) => (h(MessageBox, { key: n, message: message }))))),
             h(MessageBox, { message: last })))),
         span.arguments && h("pre", { class: "code" }, visible(pretty(span.arguments))),
         span.result && h("pre", null, visible(pretty(span.result))),

@@ -10,11 +10,13 @@ import { evaluationPoints } from "../series.js";
 /** Show the tabs of a run. */
 export function RunTabs(props) {
     const { pathname } = useAddress();
+    const places = useApi(props.summary ? null : "/places");
+    const summary = props.summary ?? places.data?.runs.find((run) => run.name === props.name);
     const tabs = [["overview", ["runs", props.name]]];
-    if (props.summary?.has_rollouts ?? true) {
+    if (summary?.has_rollouts ?? true) {
         tabs.push(["rollouts", ["runs", props.name, "rollouts"]], ["groups", ["runs", props.name, "groups"]]);
     }
-    if (props.summary?.has_prompts)
+    if (summary?.has_prompts)
         tabs.push(["prompts", ["runs", props.name, "prompts"]]);
     tabs.push(["settings", ["runs", props.name, "settings"]]);
     return (h("nav", { class: "tabs", "aria-label": "Pages of the run" }, tabs.map(([label, segments]) => (h("a", { key: label, href: path(segments, label === "groups" ? { mode: "train" } : {}), "aria-current": pathname === path(segments) ? "page" : undefined }, label)))));

@@ -108,7 +108,7 @@ function ExportBox(props) {
     const { attempts, calls, program, command } = asked.data;
     return (h("details", { class: "panel" },
         h("summary", null,
-            h("b", null, "Train on these"),
+            h("b", null, "Train on what is listed"),
             " ",
             h("span", { class: "muted small" },
                 plural(attempts, "attempt"),
