@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -30,7 +31,7 @@ class Page:
 
     @property
     def origin(self) -> str:
-        return self.address.partition("/?")[0]
+        return "http://" + urlsplit(self.address).netloc
 
     @property
     def token(self) -> str:

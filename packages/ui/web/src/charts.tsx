@@ -237,10 +237,14 @@ function Curves(props: {
             {value}
           </text>
         ))}
-        {series.map((s) => (
+        {series.map((s, n) => (
           <g key={s.name} class={`c${s.color % 8}`} data-series={s.name}>
             {!s.hasDots && <path class="band" d={band(s.points, x, y)} />}
-            <path class={s.hasDots ? "curve thin" : "curve"} d={line(s.points, x, y)} />
+            <path
+              class={s.hasDots ? "curve thin" : "curve"}
+              style={s.hasDots ? {} : { strokeWidth: widthOf(series.length - n) }}
+              d={line(s.points, x, y)}
+            />
             {(s.hasDots || s.points.length === 1) && s.points.map((p) => <Dot key={p.x} point={p} x={x} y={y} />)}
           </g>
         ))}
@@ -266,6 +270,11 @@ function Curves(props: {
       )}
     </Fragment>
   );
+}
+
+/** Return the width of a curve; those below others are wider, so that equal curves are all seen. */
+function widthOf(curvesAbove: number): string {
+  return `${Math.min(6, 1.8 + 1.6 * (curvesAbove - 1))}px`;
 }
 
 function Dot(props: { point: Point; x: Scale; y: Scale }) {

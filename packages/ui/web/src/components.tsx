@@ -92,7 +92,7 @@ export function Reward(props: { value: number | null; low?: number; high?: numbe
   const span = (props.high ?? 1) - low || 1;
   const share = Math.max(0, Math.min(1, (props.value - low) / span));
   return (
-    <span class="reward">
+    <span class="score">
       <span class="number">{fixed(props.value)}</span>
       <span class="bar" aria-hidden="true">
         <i style={{ width: `${100 * share}%` }} />
@@ -331,16 +331,16 @@ export function lineDifference(before: string[], after: string[]): [" " | "+" | 
 
 /** Show a text with a button that copies it. */
 export function Copyable(props: { text: string; label: string }) {
-  const [isCopied, setCopied] = useState(false);
+  const [copy, setCopy] = useState("");
   return (
     <div class="copyable">
       <pre class="code">{props.text}</pre>
       <button type="button"
         class="small"
         aria-label={`copy ${props.label}`}
-        onClick={() => void navigator.clipboard.writeText(props.text).then(() => setCopied(true))}
+        onClick={() => void navigator.clipboard.writeText(props.text).then(() => setCopy(props.text))}
       >
-        {isCopied ? "copied" : "copy"}
+        {copy === props.text ? "copied" : "copy"}
       </button>
     </div>
   );

@@ -31,6 +31,11 @@ export function apiQuery(address: URL, withPage: boolean): string {
   return query.size ? `?${query}` : "";
 }
 
+/** Return the filters and the order of an address, to pass them on to a page that leads back. */
+export function filtersOf(address: URL): Record<string, string | null> {
+  return Object.fromEntries([...FILTERS, "sort"].map((name) => [name, address.searchParams.get(name)]));
+}
+
 /** Return the address without any filter. */
 export function withoutFilters(address: URL): string {
   const url = new URL(address);
@@ -48,7 +53,7 @@ export function Filters(props: { facets: Facets | null; isProduction: boolean })
   const isFiltered = FILTERS.some((name) => address.searchParams.has(name));
   return (
     <form class="filters row" role="search" onSubmit={(event) => event.preventDefault()}>
-      <TextField name="text" label="text" type="search" placeholder="in prompts, answers, tools" />
+      <TextField name="text" label="text" type="search" placeholder="prompt, answer, tool" />
       {!props.isProduction && (
         <Fragment>
           <Choice name="mode" label="mode" empty="all" values={counted(facets?.mode)} />

@@ -11,17 +11,20 @@ function isMissing(value: Maybe<number>): value is null | undefined {
 /** Write a number with at most `digits` decimals; a small one as a power of ten, never as 0. */
 export function num(value: Maybe<number>, digits = 3): string {
   if (isMissing(value)) return DASH;
-  if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
-  if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return value.toExponential(1);
-  return String(Number(rounded(value, digits)));
+  if (Math.abs(value) >= 1000) return withMinus(Math.round(value).toLocaleString("en"));
+  if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits) return withMinus(value.toExponential(1));
+  return withMinus(String(Number(rounded(value, digits))));
 }
 
 /** Write a number with exactly `digits` decimals, so that a column of them lines up. */
 export function fixed(value: Maybe<number>, digits = 2): string {
   if (isMissing(value)) return DASH;
-  return value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits
-    ? value.toExponential(0)
-    : rounded(value, digits);
+  const isSmall = value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits;
+  return withMinus(isSmall ? value.toExponential(0) : rounded(value, digits));
+}
+
+function withMinus(text: string): string {
+  return text.replace("-", "−");
 }
 
 /** Round as Python does, so that a page shows the number of `lightspan inspect`: a tie to even. */

@@ -16,6 +16,7 @@ import { RolloutsPage } from "./pages/rollouts.js";
 import { RunPage, SettingsPage } from "./pages/run.js";
 import { RunsPage } from "./pages/runs.js";
 import { StorePage } from "./pages/store.js";
+import { WordsPage } from "./pages/words.js";
 import { followLinks, path, useAddress } from "./router.js";
 
 function decoded(pathname: string): string[] {
@@ -30,6 +31,7 @@ function Page(props: { pathname: string; places: Asked<Places> }) {
   const [kind = "", name = "", part = "", id = "", what = "", call = ""] = decoded(props.pathname);
   if (!kind) return <RunsPage places={props.places} />;
   if (kind === "compare") return <ComparePage />;
+  if (kind === "words") return <WordsPage />;
   if ((kind === "runs" || kind === "stores") && name) {
     const place = [kind, name] as const;
     const canWrite = props.places.data?.write ?? false;
@@ -139,8 +141,11 @@ function Sidebar(props: { places: Asked<Places>; pathname: string }) {
       <footer>
         <ThemeButton />
         <span class="muted small" role="status">
-          {error ? <b class="minus">{error}</b> : data ? (data.write ? "can rate" : "read-only") : ""}
+          {error ? <b class="minus">{error}</b> : data ? (data.write ? "rating is allowed" : "read-only") : ""}
         </span>
+        <a class="small" href="/words" onClick={close}>
+          what the words mean
+        </a>
         <span class="muted small">{data && `lightspan ${data.version}`}</span>
       </footer>
     </aside>

@@ -6,7 +6,7 @@ import type { Rated, Rating } from "./api.js";
 import { post } from "./client.js";
 import type { Place } from "./filters.js";
 import { apiPath } from "./filters.js";
-import { fixed } from "./format.js";
+import { clock, fixed, shortId, visible } from "./format.js";
 import { useKeys } from "./keys.js";
 
 const RATINGS: readonly (readonly [string, number, string])[] = [
@@ -14,6 +14,24 @@ const RATINGS: readonly (readonly [string, number, string])[] = [
   ["fair", 0.5, "2"],
   ["good", 1, "3"],
 ];
+
+/** Show the ratings, the last first, which counts; each with its own comment. */
+export function Ratings(props: { ratings: readonly Rating[] }) {
+  return (
+    <div>
+      {[...props.ratings].reverse().map((rating, n) => (
+        <div key={`${rating.at} ${rating.call_id}`} class={n ? "small muted" : ""}>
+          {fixed(rating.reward)} {rating.call_id && <span>on call {shortId(rating.call_id)} </span>}
+          {rating.comment && `“${visible(rating.comment)}” `}
+          <span class="small muted">
+            {clock(rating.at)}
+            {n > 0 && ", replaced"}
+          </span>
+        </div>
+      ))}
+    </div>
+  );
+}
 
 export function RatingForm(props: { place: Place; id: string; ratings: readonly Rating[]; done: () => void }) {
   const [comment, setComment] = useState("");
@@ -35,7 +53,16 @@ export function RatingForm(props: { place: Place; id: string; ratings: readonly 
   };
   useKeys(Object.fromEntries(RATINGS.map(([, reward, key]) => [key, () => void rate(reward)])));
   return (
-    <form class="row panel" aria-label="rate this attempt" onSubmit={(event) => event.preventDefault()}>
+    <form
+      class="row panel"
+      aria-label="rate this attempt"
+      onSubmit={(event) => {
+        event.preventDefault();
+        if (!comment) return;
+        if (last && last.reward !== null) void rate(last.reward); // Enter stores a comment with the last rating
+        else setText("choose bad, fair or good: the comment is stored with it");
+      }}
+    >
       <span>How good was it?</span>
       {RATINGS.map(([name, reward, key]) => (
         <button
@@ -57,7 +84,10 @@ export function RatingForm(props: { place: Place; id: string; ratings: readonly 
         value={comment}
         onInput={(event) => setComment(event.currentTarget.value)}
       />
-      <span role="status">{text}</span>
+      <button type="submit" class="small" disabled={isBusy || !comment}>
+        save the comment
+      </button>
+      <span role="status">{text || (last ? `last rating ${fixed(last.reward)}` : "not rated")}</span>
     </form>
   );
 }

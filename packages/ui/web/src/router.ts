@@ -47,6 +47,16 @@ export function path(segments: readonly string[], query: Query = {}): string {
   return withQuery(url, query);
 }
 
+/** Return a handler that opens an address by a click anywhere on a row, but for its own controls. */
+export function opens(address: string): (event: MouseEvent) => void {
+  return (event) => {
+    const target = event.target instanceof Element ? event.target : null;
+    if (target?.closest("a, button, input, select, summary, label")) return;
+    if (getSelection()?.toString()) return; // somebody marks text to copy it
+    go(address);
+  };
+}
+
 /** Follow links of this page without loading it anew. */
 export function followLinks(): void {
   document.addEventListener("click", (event) => {

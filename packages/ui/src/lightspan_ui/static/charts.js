@@ -75,7 +75,7 @@ export function Chart(props) {
             h("h3", null, props.label),
             h("span", { class: "row" },
                 series.length > 1 && h(Legend, { series: series }),
-                steps.length > 0 && (h("button", { class: "small quiet", "aria-pressed": isTable, onClick: () => setTable(!isTable) }, isTable ? "chart" : "table")))),
+                steps.length > 0 && (h("button", { type: "button", class: "small quiet", "aria-pressed": isTable, onClick: () => setTable(!isTable) }, isTable ? "chart" : "table")))),
         steps.length === 0 ? (h("p", { class: "muted" }, "no values yet")) : isTable ? (h(ChartTable, { series: series, steps: steps, unit: unit, label: props.label })) : (h(Curves, { series, steps, unit, width, at, setAt, label: props.label, height: props.height ?? 190, onPick: props.onPick }))));
 }
 function Legend(props) {
@@ -137,9 +137,9 @@ function Curves(props) {
                 h("line", { class: "rule", x1: LEFT, x2: width - RIGHT, y1: y.at(value), y2: y.at(value) }),
                 h("text", { x: LEFT - 6, y: y.at(value) + 4, "text-anchor": "end" }, num(value, 4))))),
             xTicks.map((value) => (h("text", { key: value, x: x.at(value), y: height - 5, "text-anchor": "middle" }, value))),
-            series.map((s) => (h("g", { key: s.name, class: `c${s.color % 8}`, "data-series": s.name },
+            series.map((s, n) => (h("g", { key: s.name, class: `c${s.color % 8}`, "data-series": s.name },
                 !s.hasDots && h("path", { class: "band", d: band(s.points, x, y) }),
-                h("path", { class: s.hasDots ? "curve thin" : "curve", d: line(s.points, x, y) }),
+                h("path", { class: s.hasDots ? "curve thin" : "curve", style: s.hasDots ? {} : { strokeWidth: widthOf(series.length - n) }, d: line(s.points, x, y) }),
                 (s.hasDots || s.points.length === 1) && s.points.map((p) => h(Dot, { key: p.x, point: p, x: x, y: y }))))),
             at !== null && h("line", { class: "cursor", x1: x.at(at), x2: x.at(at), y1: TOP, y2: height - BOTTOM })),
         at !== null && (h("div", { class: "tip", role: "status", style: { left: `${Math.max(0, Math.min(width - 210, x.at(at) + 10))}px` } },
@@ -157,6 +157,10 @@ function Curves(props) {
                     withInterval(point))));
             }),
             onPick && h("div", { class: "muted" }, "click: its rollouts")))));
+}
+/** Return the width of a curve; those below others are wider, so that equal curves are all seen. */
+function widthOf(curvesAbove) {
+    return `${Math.min(6, 1.8 + 1.6 * (curvesAbove - 1))}px`;
 }
 function Dot(props) {
     const { point, x, y } = props;
@@ -182,7 +186,7 @@ export function Histogram(props) {
     const isChosen = (bin) => (props.low === null || bin.high > props.low) && (props.high === null || bin.low <= props.high);
     return (h("div", { class: "histogram", role: "group", "aria-label": props.label }, props.bins.map((bin) => {
         const text = `${fixed(bin.low)} to ${fixed(bin.high)}: ${plural(bin.n, "rollout")}`;
-        return (h("button", { key: bin.low, title: text, "aria-label": text, disabled: bin.n === 0, onClick: () => props.onPick(bin) },
+        return (h("button", { type: "button", key: bin.low, title: text, "aria-label": text, disabled: bin.n === 0, onClick: () => props.onPick(bin) },
             h("i", { class: isChosen(bin) ? "chosen" : "", style: { height: `${bin.n ? 2 + (34 * bin.n) / most : 1}px` } })));
     })));
 }

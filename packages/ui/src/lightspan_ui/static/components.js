@@ -2,7 +2,7 @@
 import { Fragment, h } from "./vendor/preact.js";
 import { useEffect, useState } from "./vendor/hooks.js";
 import { fixed, num, plural, pretty, signed, visible } from "./format.js";
-import { go, useAddress, withQuery } from "./router.js";
+import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
 /** Set the title of the window and show the heading of a page with its way back. */
 export function Heading(props) {
     useEffect(() => {
@@ -55,7 +55,7 @@ export function Reward(props) {
     const low = props.low ?? 0;
     const span = (props.high ?? 1) - low || 1;
     const share = Math.max(0, Math.min(1, (props.value - low) / span));
-    return (h("span", { class: "reward" },
+    return (h("span", { class: "score" },
         h("span", { class: "number" }, fixed(props.value)),
         h("span", { class: "bar", "aria-hidden": "true" },
             h("i", { style: { width: `${100 * share}%` } }))));
@@ -114,7 +114,7 @@ export function Choice(props) {
     const isListed = !value || props.values.some(([name]) => name === value);
     return (h("label", { class: "field" },
         h("span", null, props.label),
-        h("select", { value: value, onChange: (event) => go(withQuery(address, { [props.name]: event.currentTarget.value, cursor: null })) },
+        h("select", { value: value, onChange: (event) => go(withQuery(address, { [props.name]: event.currentTarget.value, ...OF_ONE_PAGE })) },
             props.empty !== undefined && h("option", { value: "" }, props.empty),
             !isListed && h("option", { value: value }, visible(value)),
             props.values.map(([name, text]) => (h("option", { value: name, key: name }, visible(text)))))));
@@ -127,7 +127,7 @@ export function TextField(props) {
     useEffect(() => setText(value), [value]);
     const apply = () => {
         if (text !== value)
-            go(withQuery(address, { [props.name]: text, cursor: null }));
+            go(withQuery(address, { [props.name]: text, ...OF_ONE_PAGE }));
     };
     const shared = {
         value: text,
@@ -152,7 +152,7 @@ export function Pager(props) {
             props.isPartial ? `at least ${plural(props.total, props.noun)}` : plural(props.total, props.noun),
             props.shown < props.total && `, ${props.shown} on this page`),
         h("span", { class: "row" },
-            !isFirst && h("a", { href: withQuery(address, { cursor: null }) }, "first page"),
+            !isFirst && h("a", { href: withQuery(address, OF_ONE_PAGE) }, "first page"),
             props.cursor && (h("a", { class: "button", href: withQuery(address, { cursor: props.cursor }), rel: "next" }, "next page")))));
 }
 /** Show a message of a conversation. Text of models is text: nothing in it becomes an element. */
@@ -216,10 +216,10 @@ export function lineDifference(before, after) {
 }
 /** Show a text with a button that copies it. */
 export function Copyable(props) {
-    const [isCopied, setCopied] = useState(false);
+    const [copy, setCopy] = useState("");
     return (h("div", { class: "copyable" },
         h("pre", { class: "code" }, props.text),
-        h("button", { class: "small", "aria-label": `copy ${props.label}`, onClick: () => void navigator.clipboard.writeText(props.text).then(() => setCopied(true)) }, isCopied ? "copied" : "copy")));
+        h("button", { type: "button", class: "small", "aria-label": `copy ${props.label}`, onClick: () => void navigator.clipboard.writeText(props.text).then(() => setCopy(props.text)) }, copy === props.text ? "copied" : "copy")));
 }
 /** Show parts of a reward, such as its named dimensions. */
 export function Dimensions(props) {

@@ -3,7 +3,7 @@ import { Fragment, h } from "./vendor/preact.js";
 import { Histogram } from "./charts.js";
 import { Choice, TextField } from "./components.js";
 import { fixed, num, percent } from "./format.js";
-import { go, useAddress, withQuery } from "./router.js";
+import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
 /** Return the path of a place below the root of the API. */
 export function apiPath(place, ...rest) {
     return `/${[...place, ...rest].map(encodeURIComponent).join("/")}`;
@@ -24,12 +24,16 @@ export function apiQuery(address, withPage) {
     }
     return query.size ? `?${query}` : "";
 }
+/** Return the filters and the order of an address, to pass them on to a page that leads back. */
+export function filtersOf(address) {
+    return Object.fromEntries([...FILTERS, "sort"].map((name) => [name, address.searchParams.get(name)]));
+}
 /** Return the address without any filter. */
 export function withoutFilters(address) {
     const url = new URL(address);
-    for (const name of [...FILTERS, "cursor"])
+    for (const name of FILTERS)
         url.searchParams.delete(name);
-    return url.pathname + url.search;
+    return withQuery(url, OF_ONE_PAGE);
 }
 const counted = (counts) => (counts ?? []).map(({ name, n }) => [name, `${name} (${n.toLocaleString("en")})`]);
 /** Show the filters with the numbers of rollouts that each value leaves. */
@@ -38,7 +42,7 @@ export function Filters(props) {
     const address = useAddress();
     const isFiltered = FILTERS.some((name) => address.searchParams.has(name));
     return (h("form", { class: "filters row", role: "search", onSubmit: (event) => event.preventDefault() },
-        h(TextField, { name: "text", label: "text", type: "search", placeholder: "in prompts, answers, tools" }),
+        h(TextField, { name: "text", label: "text", type: "search", placeholder: "prompt, answer, tool" }),
         !props.isProduction && (h(Fragment, null,
             h(Choice, { name: "mode", label: "mode", empty: "all", values: counted(facets?.mode) }),
             h(TextField, { name: "step", label: "step", type: "number" }))),
@@ -78,7 +82,7 @@ function RewardFilter(props) {
         go(withQuery(address, {
             reward_min: isPicked ? null : bin.low,
             reward_max: isPicked ? null : bin.high,
-            cursor: null,
+            ...OF_ONE_PAGE,
         }));
     };
     return (h("div", { class: "field" },

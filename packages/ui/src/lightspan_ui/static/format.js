@@ -8,18 +8,20 @@ export function num(value, digits = 3) {
     if (isMissing(value))
         return DASH;
     if (Math.abs(value) >= 1000)
-        return Math.round(value).toLocaleString("en");
+        return withMinus(Math.round(value).toLocaleString("en"));
     if (value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits)
-        return value.toExponential(1);
-    return String(Number(rounded(value, digits)));
+        return withMinus(value.toExponential(1));
+    return withMinus(String(Number(rounded(value, digits))));
 }
 /** Write a number with exactly `digits` decimals, so that a column of them lines up. */
 export function fixed(value, digits = 2) {
     if (isMissing(value))
         return DASH;
-    return value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits
-        ? value.toExponential(0)
-        : rounded(value, digits);
+    const isSmall = value !== 0 && Math.abs(value) < 0.5 * 10 ** -digits;
+    return withMinus(isSmall ? value.toExponential(0) : rounded(value, digits));
+}
+function withMinus(text) {
+    return text.replace("-", "−");
 }
 /** Round as Python does, so that a page shows the number of `lightspan inspect`: a tie to even. */
 function rounded(value, digits) {

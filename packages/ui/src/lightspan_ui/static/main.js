@@ -13,6 +13,7 @@ import { RolloutsPage } from "./pages/rollouts.js";
 import { RunPage, SettingsPage } from "./pages/run.js";
 import { RunsPage } from "./pages/runs.js";
 import { StorePage } from "./pages/store.js";
+import { WordsPage } from "./pages/words.js";
 import { followLinks, path, useAddress } from "./router.js";
 function decoded(pathname) {
     try {
@@ -28,6 +29,8 @@ function Page(props) {
         return h(RunsPage, { places: props.places });
     if (kind === "compare")
         return h(ComparePage, null);
+    if (kind === "words")
+        return h(WordsPage, null);
     if ((kind === "runs" || kind === "stores") && name) {
         const place = [kind, name];
         const canWrite = props.places.data?.write ?? false;
@@ -82,7 +85,7 @@ function applyTheme(theme) {
 function ThemeButton() {
     const [theme, setTheme] = useState(chosenTheme());
     const next = THEMES[theme] ?? "auto";
-    return (h("button", { class: "small quiet", "aria-label": `colours: ${theme}; change to ${next}`, onClick: () => {
+    return (h("button", { type: "button", class: "small quiet", "aria-label": `colours: ${theme}; change to ${next}`, onClick: () => {
             applyTheme(next);
             setTheme(next);
         } },
@@ -99,7 +102,7 @@ function Sidebar(props) {
             h("a", { class: "brand", href: "/", onClick: close },
                 h("img", { src: "/static/icon.svg", alt: "", width: "22", height: "22" }),
                 "lightspan"),
-            h("button", { class: "menu small", "aria-expanded": isOpen, onClick: () => setOpen(!isOpen) }, "menu")),
+            h("button", { type: "button", class: "menu small", "aria-expanded": isOpen, onClick: () => setOpen(!isOpen) }, "menu")),
         h("nav", { "aria-label": "Runs and stores" },
             h("a", { href: "/", "aria-current": props.pathname === "/" ? "page" : undefined, onClick: close }, "All runs"),
             data && data.runs.length > 0 && h("h2", null, "Runs"),
@@ -117,7 +120,8 @@ function Sidebar(props) {
             })),
         h("footer", null,
             h(ThemeButton, null),
-            h("span", { class: "muted small", role: "status" }, error ? h("b", { class: "minus" }, error) : data ? (data.write ? "can rate" : "read-only") : ""),
+            h("span", { class: "muted small", role: "status" }, error ? h("b", { class: "minus" }, error) : data ? (data.write ? "rating is allowed" : "read-only") : ""),
+            h("a", { class: "small", href: "/words", onClick: close }, "what the words mean"),
             h("span", { class: "muted small" }, data && `lightspan ${data.version}`))));
 }
 function Shell() {

@@ -21,6 +21,8 @@ export function useAddress() {
     }, []);
     return new URL(location.href);
 }
+/** Parameters that belong to one answer of a list; a change of its filters removes them. */
+export const OF_ONE_PAGE = { cursor: null, open: null, span: null, of: null };
 /** Return the address with other parameters; a parameter of null or "" is removed. */
 export function withQuery(address, changes) {
     const url = new URL(address);
@@ -37,6 +39,17 @@ export function path(segments, query = {}) {
     const url = new URL(location.origin);
     url.pathname = segments.map(encodeURIComponent).join("/");
     return withQuery(url, query);
+}
+/** Return a handler that opens an address by a click anywhere on a row, but for its own controls. */
+export function opens(address) {
+    return (event) => {
+        const target = event.target instanceof Element ? event.target : null;
+        if (target?.closest("a, button, input, select, summary, label"))
+            return;
+        if (getSelection()?.toString())
+            return; // somebody marks text to copy it
+        go(address);
+    };
 }
 /** Follow links of this page without loading it anew. */
 export function followLinks() {

@@ -4,7 +4,7 @@ import { Fragment, h } from "../vendor/preact.js";
 import type { CallDetail, ChoiceDetail, Reasons, TokenView } from "../api.js";
 import { Strip } from "../charts.js";
 import { useApi } from "../client.js";
-import { Badge, Heading, MessageBox, Problems, Waiting } from "../components.js";
+import { Badge, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import type { Place } from "../filters.js";
 import { apiPath } from "../filters.js";
 import { fixed, num, percent, plural, pretty, shortId, signed, visible } from "../format.js";
@@ -23,7 +23,7 @@ export function CallPage(props: { place: Place; rollout: string; call: string })
       <Heading
         title={data ? `Call of ${data.agent}` : "Call"}
         trail={[
-          ["runs", "/"],
+          [kind, "/"],
           [name, path([kind, name])],
           [`rollout ${shortId(rollout)}`, back],
         ]}
@@ -71,7 +71,7 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
         </span>
         <span class="small muted">
           {[
-            call.policy && `policy ${call.policy}`,
+            call.policy && call.policy !== "policy" && `policy ${call.policy}`,
             call.versions.length > 0 && `version ${call.versions.join(", ")}`,
             call.tokens !== null && plural(call.tokens, "token"),
             call.temperature !== null && `temperature ${num(call.temperature)}`,
@@ -140,7 +140,10 @@ function Why(props: { place: Place; choice: ChoiceDetail; reasons: Reasons }) {
           </p>
         </Fragment>
       )}
-      <p class="small muted">{visible(choice.call.why)}</p>
+      <details class="small muted">
+        <summary>the formula</summary>
+        {visible(choice.call.why)}
+      </details>
     </Fragment>
   );
 }
@@ -170,6 +173,7 @@ const COLOURS: readonly (readonly [string, string])[] = [
   ["probability", "probability"],
   ["version", "policy version"],
   ["none", "plain"],
+  ["table", "table"],
 ];
 
 /** Show the sampled tokens, coloured by probability or by the version of the policy. */
@@ -195,10 +199,11 @@ function Tokens(props: { choice: ChoiceDetail }) {
           ))}
         </span>
         <span class="small muted">
-          least probable: {JSON.stringify(visible(worst.text || String(worst.id)))}, {percent(Math.exp(worst.logprob))}
+          least probable: {worst.text ? JSON.stringify(visible(worst.text)) : `token ${worst.id}`}, {percent(Math.exp(worst.logprob))}
         </span>
       </div>
-      <p class="tokens">
+      {by === "table" && <TokenTable tokens={tokens} />}
+      <p class="tokens" hidden={by === "table"}>
         {tokens.map((token, n) => (
           <span key={n} class={tokenClass(token, by, versions)} title={tokenTitle(token)}>
             {visible(token.text) || (token.text === "" ? `[${token.id}]` : "")}
@@ -213,6 +218,39 @@ function Tokens(props: { choice: ChoiceDetail }) {
         </p>
       )}
     </Fragment>
+  );
+}
+
+function TokenTable(props: { tokens: readonly TokenView[] }) {
+  return (
+    <Scroller label="tokens">
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">text</th>
+            <th scope="col" class="number">
+              token id
+            </th>
+            <th scope="col" class="number">
+              probability
+            </th>
+            <th scope="col" class="number">
+              policy version
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {props.tokens.map((token, n) => (
+            <tr key={n}>
+              <td class="code">{JSON.stringify(visible(token.text))}</td>
+              <td class="number">{token.id}</td>
+              <td class="number">{percent(Math.exp(token.logprob))}</td>
+              <td class="number">{token.version}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Scroller>
   );
 }
 

@@ -72,36 +72,21 @@ function useCurve(run: string, name: string) {
 
 function Pairs(props: { comparison: Comparison }) {
   const { pairs } = props.comparison;
-  if (!pairs.length) return null;
   return (
-    <Scroller label="differences">
-      <table>
-        <thead>
-          <tr>
-            <th scope="col">last held-out reward of</th>
-            <th scope="col">minus that of</th>
-            <th scope="col">difference, 95 % interval</th>
-            <th scope="col">in words</th>
-          </tr>
-        </thead>
-        <tbody>
-          {pairs.map((pair) => (
-            <tr key={`${pair.first} ${pair.second}`}>
-              <td>
-                <a href={path(["runs", pair.second])}>{visible(pair.second)}</a>
-              </td>
-              <td>
-                <a href={path(["runs", pair.first])}>{visible(pair.first)}</a>
-              </td>
-              <td>
-                <Gain of={pair.difference} />
-              </td>
-              <td>{visible(pair.sentence)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </Scroller>
+    <div>
+      {pairs.map((pair) => (
+        <div class="panel" key={`${pair.first} ${pair.second}`}>
+          <div class="row">
+            <span>
+              last held-out reward of <a href={path(["runs", pair.second])}>{visible(pair.second)}</a> minus that of{" "}
+              <a href={path(["runs", pair.first])}>{visible(pair.first)}</a>:
+            </span>
+            <Gain of={pair.difference} />
+          </div>
+          <div>{visible(pair.sentence)}</div>
+        </div>
+      ))}
+    </div>
   );
 }
 

@@ -9,7 +9,7 @@ import type { Place } from "../filters.js";
 import { Filters, apiPath, apiQuery } from "../filters.js";
 import { fixed, num, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys, useRowKeys } from "../keys.js";
-import { go, path, useAddress } from "../router.js";
+import { go, opens, path, useAddress } from "../router.js";
 import { RunTabs } from "./run.js";
 
 const SORTS: readonly (readonly [string, string])[] = [
@@ -30,10 +30,10 @@ export function GroupsPage(props: { place: Place }) {
   const facets = useApi<Facets>(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
   return (
     <section>
-      <Heading title="Groups" trail={[["runs", "/"], [name, path([kind, name])]]} />
+      <Heading title="Groups" trail={[[kind, "/"], [name, path([kind, name])]]} />
       {kind === "runs" && <RunTabs name={name} />}
       <p class="muted">
-        The rollouts of one task. A group whose rewards are all equal teaches nothing: its spread is 0.
+        The rollouts of one task{kind === "runs" && ". A group whose rewards are all equal teaches nothing: its spread is 0"}.
       </p>
       <Filters facets={facets.data} isProduction={kind === "stores"} />
       <Choice name="sort" label="order" empty="newest first" values={SORTS} />
@@ -73,7 +73,11 @@ function GroupTable(props: { place: Place; page: Groups }) {
           </thead>
           <tbody>
             {groups.map((group, n) => (
-              <tr key={`${group.group} ${group.step} ${group.mode}`} class={n === at ? "on" : ""}>
+              <tr
+                key={`${group.group} ${group.step} ${group.mode}`}
+                class={n === at ? "linked on" : "linked"}
+                onClick={opens(groupAddress(props.place, group))}
+              >
                 <td>
                   <a class="clip two-lines" href={groupAddress(props.place, group)}>
                     {visible(group.task || group.group)}
@@ -114,15 +118,13 @@ export function GroupPage(props: { place: Place; id: string }) {
   const { data } = asked;
   return (
     <section>
-      <Heading title="One task's rollouts" trail={[["runs", "/"], [name, path([kind, name])], ["groups", groups]]} />
+      <Heading title="One task's rollouts" trail={[[kind, "/"], [name, path([kind, name])], ["groups", groups]]} />
       {data ? (
         <Fragment>
           <Problems of={asked} />
           <div class="panel">
             <div class="row between">
-              <b>
-                {data.mode} step {data.step}
-              </b>
+              <b>{kind === "runs" ? `${data.mode} step ${data.step}` : ""}</b>
               <span>
                 mean {fixed(data.mean)}, spread {data.spread === 0 ? "0: teaches nothing" : fixed(data.spread)}
               </span>

@@ -6,32 +6,37 @@ import type { CallRow, RolloutDetail, SpanDetail, SpanRow } from "../api.js";
 import { useApi } from "../client.js";
 import { Badge, Dimensions, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import type { Place } from "../filters.js";
-import { apiPath } from "../filters.js";
-import { clock, duration, fixed, num, pretty, shortId, signed, visible } from "../format.js";
+import { apiPath, apiQuery, filtersOf } from "../filters.js";
+import { clock, duration, fixed, num, plural, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys } from "../keys.js";
 import { go, path, useAddress, withQuery } from "../router.js";
-import { RatingForm } from "../rating.js";
+import { RatingForm, Ratings } from "../rating.js";
 
 export function RolloutPage(props: { place: Place; id: string; canWrite: boolean }) {
   const { place, id } = props;
   const [kind, name] = place;
-  const asked = useApi<RolloutDetail>(apiPath(place, "rollouts", id), place.join("/"));
+  const address = useAddress();
+  const filters = filtersOf(address);
+  const asked = useApi<RolloutDetail>(apiPath(place, "rollouts", id) + apiQuery(address, true), place.join("/"));
   const { data } = asked;
-  const rollouts = kind === "runs" ? path([kind, name, "rollouts"]) : path([kind, name]);
-  const open = (other: string | undefined) => other && go(path([kind, name, "rollouts", other]));
+  const rollouts = path(kind === "runs" ? [kind, name, "rollouts"] : [kind, name], filters);
+  const addressOf = (other: string) => path([kind, name, "rollouts", other], filters);
+  const open = (other: string | undefined) => other && go(addressOf(other));
+  const hasSpan = address.searchParams.has("span");
   useKeys({
     j: () => open(data?.older),
     k: () => open(data?.newer),
-    Escape: () => go(rollouts),
+    Escape: () => (hasSpan ? go(withQuery(address, { span: null }), true) : go(rollouts)),
   });
   return (
     <section>
       <Heading
         title={`Rollout ${shortId(id)}`}
-        trail={[["runs", "/"], [name, path([kind, name])], ["rollouts", rollouts]]}
+        trail={[[kind, "/"], [name, path([kind, name])], ["rollouts", rollouts]]}
       >
-        {data?.newer && <a href={path([kind, name, "rollouts", data.newer])}>newer (k)</a>}
-        {data?.older && <a href={path([kind, name, "rollouts", data.older])}>older (j)</a>}
+        {data?.newer && <a href={addressOf(data.newer)}>previous (k)</a>}
+        {data?.older && <a href={addressOf(data.older)}>next (j)</a>}
+        <span class="muted small">Esc: back to the list</span>
       </Heading>
       {data ? (
         <Fragment>
@@ -61,13 +66,14 @@ function Summary(props: { place: Place; detail: RolloutDetail }) {
           {row.outcome && row.outcome !== "ok" && <span class="muted">{visible(row.outcome)}</span>}
           {detail.rank !== null && (
             <a href={path([...place, "groups", row.group || row.task_id], { step: row.step })}>
-              {detail.rank} of {detail.group_size} in its group
+              rank {detail.rank} of {detail.group_size} in its group
             </a>
           )}
           <Dimensions of={row.dimensions} />
         </span>
         <span class="muted small">
-          {row.mode} step {row.step} · {clock(row.started)} · {duration(row.seconds)}
+          {place[0] === "runs" && `${row.mode} step ${row.step} · `}
+          {clock(row.started)} · {duration(row.seconds)}
           {row.tokens !== null && ` · ${num(row.tokens)} tokens`}
           {row.cost !== null && ` · cost ${num(row.cost)}`}
         </span>
@@ -107,8 +113,12 @@ function Facts(props: { detail: RolloutDetail }) {
       </dd>
       {(row.user || row.session || row.tags.length > 0) && (
         <Fragment>
-          <dt>user, session, tags</dt>
-          <dd>{visible([row.user, row.session, ...row.tags].filter(Boolean).join(", "))}</dd>
+          <dt>user</dt>
+          <dd>{visible(row.user || "–")}</dd>
+          <dt>session</dt>
+          <dd>{visible(row.session || "–")}</dd>
+          <dt>tags</dt>
+          <dd>{visible(row.tags.join(", ") || "–")}</dd>
         </Fragment>
       )}
       {attempts.length > 1 && (
@@ -123,12 +133,7 @@ function Facts(props: { detail: RolloutDetail }) {
         <Fragment>
           <dt>ratings</dt>
           <dd>
-            {ratings.map((rating) => (
-              <div key={`${rating.at} ${rating.call_id}`}>
-                {fixed(rating.reward)} {rating.call_id && <span>on call {shortId(rating.call_id)} </span>}
-                {visible(rating.comment)} <span class="muted small">{clock(rating.at)}</span>
-              </div>
-            ))}
+            <Ratings ratings={ratings} />
           </dd>
         </Fragment>
       )}
@@ -255,11 +260,16 @@ function isJudged(call: CallRow): boolean {
   return call.fate !== "recorded";
 }
 
+function fateClass(call: CallRow): string {
+  if (call.fate !== "trained" || call.advantage === null) return call.fate;
+  return call.advantage > 0 ? "trained" : call.advantage < 0 ? "negative" : "";
+}
+
 function Fates(props: { calls: readonly CallRow[] }) {
   return (
     <Fragment>
       {props.calls.filter(isJudged).map((call) => (
-        <span key={call.choice} class={`fate ${call.fate}`} title={`${call.fate} ${call.reason}`}>
+        <span key={call.choice} class={`fate ${fateClass(call)}`} title={`${call.fate} ${call.reason}`}>
           {call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage)}
         </span>
       ))}
@@ -294,7 +304,14 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
       ) : (
         last && (
           <Fragment>
-            {span.input.length > 1 && <p class="small muted">after {span.input.length - 1} earlier messages</p>}
+            {span.input.length > 1 && (
+              <details>
+                <summary class="small muted">{plural(span.input.length - 1, "earlier message")}</summary>
+                {span.input.slice(0, -1).map((message, n) => (
+                  <MessageBox key={n} message={message} />
+                ))}
+              </details>
+            )}
             <MessageBox message={last} />
           </Fragment>
         )

@@ -5,10 +5,10 @@ import type { Facets, RolloutPage as Rows, RolloutRow } from "../api.js";
 import { useApi } from "../client.js";
 import { Badge, Choice, Dimensions, Heading, Pager, Problems, Reward, Scroller, Waiting, rangeOf } from "../components.js";
 import type { Place } from "../filters.js";
-import { Filters, apiPath, apiQuery } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
 import { clock, duration, num, plural, shortId, visible } from "../format.js";
 import { useRowKeys } from "../keys.js";
-import { go, path, useAddress, withQuery } from "../router.js";
+import { go, opens, path, useAddress, withQuery } from "../router.js";
 import { RunTabs } from "./run.js";
 
 export const SORTS: readonly (readonly [string, string])[] = [
@@ -28,7 +28,7 @@ export function RolloutsPage(props: { place: Place }) {
   const facets = useApi<Facets>(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
   return (
     <section>
-      <Heading title="Rollouts" trail={[["runs", "/"], [name, path([kind, name])]]} />
+      <Heading title="Rollouts" trail={[[kind, "/"], [name, path([kind, name])]]} />
       {kind === "runs" && <RunTabs name={name} />}
       <Filters facets={facets.data} isProduction={kind === "stores"} />
       <div class="row between">
@@ -62,10 +62,12 @@ function RolloutTable(props: { place: Place; page: Rows }) {
   const { rows, total, cursor, is_partial } = props.page;
   const address = useAddress();
   const [kind, name] = props.place;
-  const open = (row: RolloutRow | undefined) => row && go(path([kind, name, "rollouts", row.rollout_id]));
+  const addressOf = (row: RolloutRow) => path([kind, name, "rollouts", row.rollout_id], filtersOf(address));
+  const open = (row: RolloutRow | undefined) => row && go(addressOf(row));
   const at = useRowKeys(rows.length, (n) => open(rows[n]));
   const range = rangeOf(rows.map((row) => row.reward));
   const isRun = kind === "runs";
+  const isUnread = address.searchParams.has("agent") && props.page.read < props.page.readable;
   if (!rows.length) return <p class="panel empty">No rollout matches.</p>;
   return (
     <Fragment>
@@ -88,9 +90,9 @@ function RolloutTable(props: { place: Place; page: Rows }) {
           </thead>
           <tbody>
             {rows.map((row, n) => (
-              <tr key={row.rollout_id} class={n === at ? "on" : ""}>
+              <tr key={row.rollout_id} class={n === at ? "linked on" : "linked"} onClick={opens(addressOf(row))}>
                 <td>
-                  <a href={path([kind, name, "rollouts", row.rollout_id])} title={row.rollout_id}>
+                  <a href={addressOf(row)} title={row.rollout_id}>
                     <code>{shortId(row.rollout_id)}</code>
                   </a>
                   <div class="small muted" title={clock(row.created)}>
@@ -124,7 +126,7 @@ function RolloutTable(props: { place: Place; page: Rows }) {
           </tbody>
         </table>
       </Scroller>
-      <Pager total={total} shown={rows.length} cursor={cursor} noun="rollout" isPartial={is_partial} />
+      <Pager total={total} shown={rows.length} cursor={cursor} noun="rollout" isPartial={is_partial || isUnread} />
     </Fragment>
   );
 }
@@ -133,8 +135,7 @@ export function RowReward(props: { row: RolloutRow; low: number; high: number })
   const { row, low, high } = props;
   return (
     <Fragment>
-      <Reward value={row.reward} low={low} high={high} />
-      <Dimensions of={row.dimensions} />
+      <Reward value={row.reward} low={low} high={high} /> <Dimensions of={row.dimensions} />{" "}
       {row.status !== "succeeded" && <Badge name={row.status} title={row.message} />}
       {row.outcome && row.outcome !== "ok" && <span class="small muted"> {visible(row.outcome)}</span>}
       {row.damaged > 0 && <Badge name="damaged" />}

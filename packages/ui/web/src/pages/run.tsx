@@ -2,7 +2,7 @@
 
 import { Fragment, h } from "../vendor/preact.js";
 import { useState } from "../vendor/hooks.js";
-import type { AgentCoverage, EvaluationPoint, Metrics, RunDetail, RunSummary } from "../api.js";
+import type { AgentCoverage, EvaluationPoint, Metrics, Places, RunDetail, RunSummary } from "../api.js";
 import { Chart } from "../charts.js";
 import type { Series } from "../charts.js";
 import { useApi } from "../client.js";
@@ -14,11 +14,13 @@ import { evaluationPoints } from "../series.js";
 /** Show the tabs of a run. */
 export function RunTabs(props: { name: string; summary?: RunSummary | undefined }) {
   const { pathname } = useAddress();
+  const places = useApi<Places>(props.summary ? null : "/places");
+  const summary = props.summary ?? places.data?.runs.find((run) => run.name === props.name);
   const tabs: [string, string[]][] = [["overview", ["runs", props.name]]];
-  if (props.summary?.has_rollouts ?? true) {
+  if (summary?.has_rollouts ?? true) {
     tabs.push(["rollouts", ["runs", props.name, "rollouts"]], ["groups", ["runs", props.name, "groups"]]);
   }
-  if (props.summary?.has_prompts) tabs.push(["prompts", ["runs", props.name, "prompts"]]);
+  if (summary?.has_prompts) tabs.push(["prompts", ["runs", props.name, "prompts"]]);
   tabs.push(["settings", ["runs", props.name, "settings"]]);
   return (
     <nav class="tabs" aria-label="Pages of the run">
@@ -46,7 +48,7 @@ export function RunPage(props: { name: string }) {
           <Problems of={asked} error={data.error || data.summary.error} />
           <p class="muted">
             {visible([data.summary.algorithm, data.summary.model, data.summary.app].filter(Boolean).join(" · "))}
-            {data.summary.optimize && visible(`, trains ${data.summary.optimize}`)}
+            {data.summary.optimize && visible(`, ${data.summary.has_prompts ? "searches prompts of" : "trains"} ${data.summary.optimize}`)}
           </p>
           <Alerts alerts={data.summary.alerts} />
           <Tiles detail={data} />
@@ -113,11 +115,14 @@ function evaluationNote(evaluation: EvaluationPoint): string {
   return parts.join(", ");
 }
 
+const FAILURES = "Rollouts that failed";
+
 /** Charts below that of the reward: a label, and which metrics it shows under which name. */
 const CURVES: readonly (readonly [string, RegExp])[] = [
   ["Mean reward of the rollouts in which an agent acted", /^agent\/(.+)\/reward$/],
   ["Entropy, nats per token", /^learner\/(?:(.+)\/)?entropy$/],
   ["KL divergence of an update, nats per token", /^learner\/(?:(.+)\/)?approx_kl$/],
+  [FAILURES, /^(failed)$/],
   ["Seconds per step", /^(seconds)$/],
 ];
 
@@ -137,8 +142,14 @@ function Curves(props: { name: string; detail: RunDetail }) {
   }));
   const asked = useMetrics(props.name, ["reward", ...charts.flatMap(({ metrics }) => metrics.map(([metric]) => metric))]);
   const series = asked.data?.series ?? {};
+  const trained = new Set((series["reward"] ?? []).map((point) => Math.round(point.x)));
   const open = summary.has_rollouts
-    ? (step: number) => go(path(["runs", props.name, "rollouts"], { step: Math.round(step), mode: "train" }))
+    ? (x: number) => {
+        const step = Math.round(x);
+        const isEvaluated = summary.evaluations.some((each) => each.step === step);
+        const mode = trained.has(step) || !isEvaluated ? "train" : "val";
+        go(path(["runs", props.name, "rollouts"], { step, mode }));
+      }
     : undefined;
   return (
     <div class="grid two">
@@ -155,7 +166,8 @@ function Curves(props: { name: string; detail: RunDetail }) {
       </div>
       {charts.map(({ label, metrics }) => {
         const curves = metrics.map(([metric, name], color) => ({ name, color, points: series[metric] ?? [] }));
-        return curves.some((curve) => curve.points.length) ? (
+        const isTold = curves.some((curve) => curve.points.length > 1) && (label !== FAILURES || curves.some((curve) => curve.points.some((point) => point.y)));
+        return isTold ? (
           <div class="panel" key={label}>
             <Chart label={label} series={curves} onPick={open} />
           </div>

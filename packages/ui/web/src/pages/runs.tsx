@@ -8,7 +8,7 @@ import type { Asked } from "../client.js";
 import { Badge, Gain, Heading, Problems, Scroller, Waiting } from "../components.js";
 import { ago, clock, duration, fixed, num, plural, visible } from "../format.js";
 import { useRowKeys } from "../keys.js";
-import { go, path } from "../router.js";
+import { go, opens, path } from "../router.js";
 
 export function RunsPage(props: { places: Asked<Places> }) {
   const { data } = props.places;
@@ -66,16 +66,16 @@ function RunTable(props: { runs: readonly RunSummary[] }) {
               </th>
               <th scope="col">run</th>
               <th scope="col">state</th>
-              <th scope="col">training reward</th>
+              <th scope="col" class="wide-only">training reward</th>
               <th scope="col">held out</th>
               <th scope="col">gain, 95 % interval</th>
               <th scope="col">warnings</th>
-              <th scope="col">changed</th>
+              <th scope="col" class="wide-only">changed</th>
             </tr>
           </thead>
           <tbody>
             {props.runs.map((run, n) => (
-              <tr key={run.name} class={n === row ? "on" : ""}>
+              <tr key={run.name} class={n === row ? "linked on" : "linked"} onClick={opens(path(["runs", run.name]))}>
                 <td>
                   <input
                     type="checkbox"
@@ -115,7 +115,7 @@ function RunCells(props: { run: RunSummary }) {
           {run.eta_s !== null && `, ${duration(run.eta_s)} to go`}
         </div>
       </td>
-      <td>
+      <td class="wide-only">
         <Sparkline values={run.rewards} label="training reward" />
       </td>
       <td class="number">
@@ -132,7 +132,7 @@ function RunCells(props: { run: RunSummary }) {
           </span>
         )}
       </td>
-      <td class="small muted" title={clock(run.changed)}>
+      <td class="small muted wide-only" title={clock(run.changed)}>
         {ago(run.changed)}
         {run.cost !== null && <div>cost {num(run.cost)}</div>}
       </td>

@@ -5,11 +5,12 @@ import type { Export, Facets, RolloutDetail, RolloutPage as Rows, RolloutRow } f
 import { useApi } from "../client.js";
 import { Choice, Copyable, Heading, Pager, Problems, Waiting, rangeOf } from "../components.js";
 import type { Place } from "../filters.js";
-import { Filters, apiPath, apiQuery } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
 import { clock, duration, plural, visible } from "../format.js";
+import { useEffect, useRef } from "../vendor/hooks.js";
 import { useKeys } from "../keys.js";
-import { RatingForm } from "../rating.js";
-import { go, path, useAddress, withQuery } from "../router.js";
+import { RatingForm, Ratings } from "../rating.js";
+import { OF_ONE_PAGE, go, opens, path, useAddress, withQuery } from "../router.js";
 import { ReadState, RowReward, RowTexts, SORTS } from "./rollouts.js";
 import { Trace } from "./rollout.js";
 
@@ -26,10 +27,15 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
     const row = rows[Math.max(0, Math.min(rows.length - 1, n))];
     if (row) go(withQuery(address, { open: row.rollout_id, span: null, of: null }), true);
   };
+  const nextUnrated = () => {
+    const next = rows.findIndex((row, n) => n > at && !row.rated);
+    if (next >= 0) show(next);
+    else if (page.data?.cursor) go(withQuery(address, { ...OF_ONE_PAGE, cursor: page.data.cursor }));
+  };
   useKeys({
     j: () => show(at + 1),
     k: () => show(at < 0 ? 0 : at - 1),
-    n: () => show(at + 1),
+    n: nextUnrated,
     Escape: () => go(withQuery(address, { open: null, span: null, of: null }), true),
     ...(open ? { Enter: () => go(path([...place, "rollouts", open])) } : {}),
   });
@@ -41,7 +47,9 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
       <Filters facets={facets.data} isProduction />
       <div class="row between">
         <Choice name="sort" label="order" empty="newest first" values={SORTS.slice(1)} />
-        <span class="muted small">keys: j, k, Enter{props.canWrite && ", 1 bad, 2 fair, 3 good"}</span>
+        <span class="muted small">
+          keys: j, k, n next unrated, Enter opens, Esc closes{props.canWrite && ", 1 bad, 2 fair, 3 good"}
+        </span>
       </div>
       <Problems of={page} />
       <ReadState page={page.data} isLoading={page.isLoading} />
@@ -57,9 +65,9 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
             <Pager total={page.data.total} shown={rows.length} cursor={page.data.cursor} noun="rollout" isPartial={page.data.is_partial} />
             <ExportBox place={place} />
           </div>
-          <div>
+          <div class="pane">
             {open ? (
-              <OpenRollout key={open} place={place} id={open} canWrite={props.canWrite} done={page.reload} next={() => show(at + 1)} />
+              <OpenRollout key={open} place={place} id={open} canWrite={props.canWrite} done={page.reload} next={nextUnrated} />
             ) : (
               <p class="panel empty">Choose a rollout to read it{props.canWrite && " and rate it"}.</p>
             )}
@@ -75,7 +83,7 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
 function Entry(props: { row: RolloutRow; rows: readonly RolloutRow[]; isOpen: boolean; address: string }) {
   const { row } = props;
   return (
-    <div role="listitem" class={props.isOpen ? "entry on" : "entry"}>
+    <div role="listitem" class={props.isOpen ? "entry on" : "entry"} onClick={opens(props.address)}>
       <div class="row between small">
         <a href={props.address} title={row.rollout_id} aria-current={props.isOpen ? "true" : undefined}>
           {clock(row.started ?? row.created)}
@@ -95,16 +103,22 @@ function Entry(props: { row: RolloutRow; rows: readonly RolloutRow[]; isOpen: bo
 
 function OpenRollout(props: { place: Place; id: string; canWrite: boolean; done: () => void; next: () => void }) {
   const { place, id } = props;
+  const top = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    // in a narrow window it is below the list
+    if (innerWidth <= 1100) top.current?.scrollIntoView();
+  }, [id]);
   const asked = useApi<RolloutDetail>(apiPath(place, "rollouts", id), place.join("/"));
   const { data } = asked;
+  const address = useAddress();
   if (!data) return <Waiting of={asked} what="the rollout" />;
   return (
     <Fragment>
       <Problems of={asked} />
-      <div class="row between">
-        <a href={path([...place, "rollouts", id])}>open the whole page</a>
+      <div class="row between" ref={top}>
+        <a href={path([...place, "rollouts", id], filtersOf(address))}>open the whole page</a>
         <button type="button" class="small" onClick={props.next}>
-          next (n)
+          next unrated (n)
         </button>
       </div>
       {props.canWrite ? (
@@ -121,13 +135,7 @@ function OpenRollout(props: { place: Place; id: string; canWrite: boolean; done:
         <p class="small muted">Read-only: start it with --write to rate.</p>
       )}
       {data.row.message && <pre class="box bad">{visible(data.row.message)}</pre>}
-      {data.ratings
-        .filter((rating) => rating.comment)
-        .map((rating) => (
-          <p class="small" key={rating.at}>
-            “{visible(rating.comment)}”
-          </p>
-        ))}
+      <Ratings ratings={data.ratings} />
       <Trace place={place} detail={data} />
     </Fragment>
   );
@@ -136,13 +144,13 @@ function OpenRollout(props: { place: Place; id: string; canWrite: boolean; done:
 /** Offer the program and the command that train on what the filters match. */
 function ExportBox(props: { place: Place }) {
   const address = useAddress();
-  const asked = useApi<Export>(apiPath(props.place, "export") + apiQuery(address, false));
+  const asked = useApi<Export>(apiPath(props.place, "export") + apiQuery(address, false), props.place.join("/"));
   if (!asked.data) return null;
   const { attempts, calls, program, command } = asked.data;
   return (
     <details class="panel">
       <summary>
-        <b>Train on these</b>{" "}
+        <b>Train on what is listed</b>{" "}
         <span class="muted small">
           {plural(attempts, "attempt")}, {plural(calls, "call")}
         </span>

@@ -2,7 +2,7 @@
 import { Fragment, h } from "../vendor/preact.js";
 import { Strip } from "../charts.js";
 import { useApi } from "../client.js";
-import { Badge, Heading, MessageBox, Problems, Waiting } from "../components.js";
+import { Badge, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import { apiPath } from "../filters.js";
 import { fixed, num, percent, plural, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys } from "../keys.js";
@@ -16,7 +16,7 @@ export function CallPage(props) {
     const { data } = asked;
     return (h("section", null,
         h(Heading, { title: data ? `Call of ${data.agent}` : "Call", trail: [
-                ["runs", "/"],
+                [kind, "/"],
                 [name, path([kind, name])],
                 [`rollout ${shortId(rollout)}`, back],
             ] }),
@@ -47,7 +47,7 @@ function Choice(props) {
                     "advantage ",
                     signed(call.advantage, 3)))),
             h("span", { class: "small muted" }, [
-                call.policy && `policy ${call.policy}`,
+                call.policy && call.policy !== "policy" && `policy ${call.policy}`,
                 call.versions.length > 0 && `version ${call.versions.join(", ")}`,
                 call.tokens !== null && plural(call.tokens, "token"),
                 call.temperature !== null && `temperature ${num(call.temperature)}`,
@@ -83,7 +83,9 @@ function Why(props) {
             h("p", { class: "small row" }, choice.mates.map((mate) => (h("a", { key: mate.rollout_id, class: mate.is_this ? "strong" : "", href: path([...props.place, "rollouts", mate.rollout_id]), title: mate.rollout_id },
                 fixed(mate.value),
                 mate.is_this && " (this)")))))),
-        h("p", { class: "small muted" }, visible(choice.call.why))));
+        h("details", { class: "small muted" },
+            h("summary", null, "the formula"),
+            visible(choice.call.why))));
 }
 /** Describe how an advantage was computed. */
 export function whyInWords(reasons, advantage) {
@@ -108,6 +110,7 @@ const COLOURS = [
     ["probability", "probability"],
     ["version", "policy version"],
     ["none", "plain"],
+    ["table", "table"],
 ];
 /** Show the sampled tokens, coloured by probability or by the version of the policy. */
 function Tokens(props) {
@@ -118,13 +121,14 @@ function Tokens(props) {
     const worst = tokens.reduce((lowest, token) => (token.logprob < lowest.logprob ? token : lowest), tokens[0]);
     return (h(Fragment, null,
         h("div", { class: "row between" },
-            h("span", { class: "row", role: "group", "aria-label": "colour of tokens" }, COLOURS.map(([name, label]) => (h("button", { key: name, class: "small", "aria-pressed": by === name, onClick: () => go(withQuery(address, { color: name === "probability" ? null : name }), true) }, label)))),
+            h("span", { class: "row", role: "group", "aria-label": "colour of tokens" }, COLOURS.map(([name, label]) => (h("button", { type: "button", key: name, class: "small", "aria-pressed": by === name, onClick: () => go(withQuery(address, { color: name === "probability" ? null : name }), true) }, label)))),
             h("span", { class: "small muted" },
                 "least probable: ",
-                JSON.stringify(visible(worst.text || String(worst.id))),
+                worst.text ? JSON.stringify(visible(worst.text)) : `token ${worst.id}`,
                 ", ",
                 percent(Math.exp(worst.logprob)))),
-        h("p", { class: "tokens" }, tokens.map((token, n) => (h("span", { key: n, class: tokenClass(token, by, versions), title: tokenTitle(token) }, visible(token.text) || (token.text === "" ? `[${token.id}]` : ""))))),
+        by === "table" && h(TokenTable, { tokens: tokens }),
+        h("p", { class: "tokens", hidden: by === "table" }, tokens.map((token, n) => (h("span", { key: n, class: tokenClass(token, by, versions), title: tokenTitle(token) }, visible(token.text) || (token.text === "" ? `[${token.id}]` : ""))))),
         tokens_left_out > 0 && h("p", { class: "small muted" },
             plural(tokens_left_out, "further token"),
             " left out"),
@@ -136,6 +140,21 @@ function Tokens(props) {
             h("span", { class: "p2" }, "below 50 %"),
             " ",
             h("span", null, "at least 50 %")))));
+}
+function TokenTable(props) {
+    return (h(Scroller, { label: "tokens" },
+        h("table", null,
+            h("thead", null,
+                h("tr", null,
+                    h("th", { scope: "col" }, "text"),
+                    h("th", { scope: "col", class: "number" }, "token id"),
+                    h("th", { scope: "col", class: "number" }, "probability"),
+                    h("th", { scope: "col", class: "number" }, "policy version"))),
+            h("tbody", null, props.tokens.map((token, n) => (h("tr", { key: n },
+                h("td", { class: "code" }, JSON.stringify(visible(token.text))),
+                h("td", { class: "number" }, token.id),
+                h("td", { class: "number" }, percent(Math.exp(token.logprob))),
+                h("td", { class: "number" }, token.version))))))));
 }
 function tokenClass(token, by, versions) {
     if (by === "version")

@@ -52,24 +52,17 @@ function useCurve(run, name) {
 }
 function Pairs(props) {
     const { pairs } = props.comparison;
-    if (!pairs.length)
-        return null;
-    return (h(Scroller, { label: "differences" },
-        h("table", null,
-            h("thead", null,
-                h("tr", null,
-                    h("th", { scope: "col" }, "last held-out reward of"),
-                    h("th", { scope: "col" }, "minus that of"),
-                    h("th", { scope: "col" }, "difference, 95 % interval"),
-                    h("th", { scope: "col" }, "in words"))),
-            h("tbody", null, pairs.map((pair) => (h("tr", { key: `${pair.first} ${pair.second}` },
-                h("td", null,
-                    h("a", { href: path(["runs", pair.second]) }, visible(pair.second))),
-                h("td", null,
-                    h("a", { href: path(["runs", pair.first]) }, visible(pair.first))),
-                h("td", null,
-                    h(Gain, { of: pair.difference })),
-                h("td", null, visible(pair.sentence)))))))));
+    return (h("div", null, pairs.map((pair) => (h("div", { class: "panel", key: `${pair.first} ${pair.second}` },
+        h("div", { class: "row" },
+            h("span", null,
+                "last held-out reward of ",
+                h("a", { href: path(["runs", pair.second]) }, visible(pair.second)),
+                " minus that of",
+                " ",
+                h("a", { href: path(["runs", pair.first]) }, visible(pair.first)),
+                ":"),
+            h(Gain, { of: pair.difference })),
+        h("div", null, visible(pair.sentence)))))));
 }
 function Settings(props) {
     const { runs, settings } = props.comparison;

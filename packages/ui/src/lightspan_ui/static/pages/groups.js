@@ -6,7 +6,7 @@ import { Badge, Choice, Dimensions, Heading, Pager, Problems, Scroller, Waiting,
 import { Filters, apiPath, apiQuery } from "../filters.js";
 import { fixed, num, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys, useRowKeys } from "../keys.js";
-import { go, path, useAddress } from "../router.js";
+import { go, opens, path, useAddress } from "../router.js";
 import { RunTabs } from "./run.js";
 const SORTS = [
     ["spread", "widest spread first"],
@@ -23,9 +23,12 @@ export function GroupsPage(props) {
     const page = useApi(apiPath(props.place, "groups") + apiQuery(address, true), props.place.join("/"));
     const facets = useApi(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
     return (h("section", null,
-        h(Heading, { title: "Groups", trail: [["runs", "/"], [name, path([kind, name])]] }),
+        h(Heading, { title: "Groups", trail: [[kind, "/"], [name, path([kind, name])]] }),
         kind === "runs" && h(RunTabs, { name: name }),
-        h("p", { class: "muted" }, "The rollouts of one task. A group whose rewards are all equal teaches nothing: its spread is 0."),
+        h("p", { class: "muted" },
+            "The rollouts of one task",
+            kind === "runs" && ". A group whose rewards are all equal teaches nothing: its spread is 0",
+            "."),
         h(Filters, { facets: facets.data, isProduction: kind === "stores" }),
         h(Choice, { name: "sort", label: "order", empty: "newest first", values: SORTS }),
         h(Problems, { of: page }),
@@ -52,7 +55,7 @@ function GroupTable(props) {
                         h("th", { scope: "col", class: "number" }, "mean"),
                         h("th", { scope: "col", class: "number" }, "spread"),
                         h("th", { scope: "col", class: "number" }, "rollouts"))),
-                h("tbody", null, groups.map((group, n) => (h("tr", { key: `${group.group} ${group.step} ${group.mode}`, class: n === at ? "on" : "" },
+                h("tbody", null, groups.map((group, n) => (h("tr", { key: `${group.group} ${group.step} ${group.mode}`, class: n === at ? "linked on" : "linked", onClick: opens(groupAddress(props.place, group)) },
                     h("td", null,
                         h("a", { class: "clip two-lines", href: groupAddress(props.place, group) }, visible(group.task || group.group))),
                     h("td", null,
@@ -75,15 +78,12 @@ export function GroupPage(props) {
     useKeys({ Escape: () => go(groups) });
     const { data } = asked;
     return (h("section", null,
-        h(Heading, { title: "One task's rollouts", trail: [["runs", "/"], [name, path([kind, name])], ["groups", groups]] }),
+        h(Heading, { title: "One task's rollouts", trail: [[kind, "/"], [name, path([kind, name])], ["groups", groups]] }),
         data ? (h(Fragment, null,
             h(Problems, { of: asked }),
             h("div", { class: "panel" },
                 h("div", { class: "row between" },
-                    h("b", null,
-                        data.mode,
-                        " step ",
-                        data.step),
+                    h("b", null, kind === "runs" ? `${data.mode} step ${data.step}` : ""),
                     h("span", null,
                         "mean ",
                         fixed(data.mean),

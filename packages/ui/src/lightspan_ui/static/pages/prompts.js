@@ -67,7 +67,7 @@ export function treeOf(candidates) {
 function Candidates(props) {
     return (h(Fragment, null,
         h("h3", null, "Candidates, below the one that they were made from"),
-        h("div", { class: "panel tree plain", role: "group", "aria-label": "candidates" }, treeOf(props.search.candidates).map(({ candidate, depth }) => (h("button", { key: candidate.number, "aria-pressed": candidate === props.chosen, onClick: () => props.choose(candidate.number) },
+        h("div", { class: "panel tree plain", role: "group", "aria-label": "candidates" }, treeOf(props.search.candidates).map(({ candidate, depth }) => (h("button", { type: "button", key: candidate.number, "aria-pressed": candidate === props.chosen, onClick: () => props.choose(candidate.number) },
             h("span", { class: "name", style: { paddingLeft: `${depth * 18}px` } },
                 h("b", null, candidate.number === 0 ? "0, the app's own prompts" : `candidate ${candidate.number}`),
                 candidate.is_chosen && h("span", { class: "badge good" }, "chosen"),
@@ -91,8 +91,8 @@ function CandidateText(props) {
                 "Candidate ",
                 candidate.number),
             h("span", { class: "row", role: "group", "aria-label": "compared with" },
-                h("button", { class: "small", "aria-pressed": !isFirst, onClick: () => setFirst(false) }, "against its parent"),
-                h("button", { class: "small", "aria-pressed": isFirst, onClick: () => setFirst(true) }, "against the first"))),
+                h("button", { type: "button", class: "small", "aria-pressed": !isFirst, onClick: () => setFirst(false) }, "against its parent"),
+                h("button", { type: "button", class: "small", "aria-pressed": isFirst, onClick: () => setFirst(true) }, "against the first"))),
         Object.entries(candidate.texts).map(([name, text]) => (h(Fragment, { key: name },
             h("h4", null, visible(name)),
             base && base !== candidate ? (h(Difference, { before: base.texts[name] ?? "", after: text })) : (h("pre", null, visible(text))))))));
@@ -119,7 +119,7 @@ function Scores(props) {
                         ids.map((id, n) => (h("th", { scope: "col", key: id, title: tasks[id] }, n + 1))))),
                 h("tbody", null, candidates.map((candidate) => (h("tr", { key: candidate.number, class: candidate === props.chosen ? "on" : "" },
                     h("th", { scope: "row" },
-                        h("button", { class: "link", onClick: () => props.choose(candidate.number) }, candidate.number)),
+                        h("button", { type: "button", class: "link", onClick: () => props.choose(candidate.number) }, candidate.number)),
                     ids.map((id) => {
                         const value = candidate.scores[id] ?? null;
                         const again = candidate.again[id];
@@ -148,7 +148,7 @@ function Proposals(props) {
                 h("tbody", null, props.proposals.map((proposal, n) => (h(Fragment, { key: n },
                     h("tr", { class: n === open ? "on" : "" },
                         h("td", null,
-                            h("button", { class: "link", "aria-expanded": n === open, onClick: () => setOpen(n === open ? -1 : n) }, n + 1)),
+                            h("button", { type: "button", class: "link", "aria-expanded": n === open, onClick: () => setOpen(n === open ? -1 : n) }, n + 1)),
                         h("td", null, visible(proposal.prompt || "merge")),
                         h("td", null, proposal.parents.join(" and ")),
                         h("td", { class: "number" }, proposal.before === null ? "–" : `${fixed(proposal.before)} → ${fixed(proposal.after)} on ${plural(proposal.tasks, "task")}`),

@@ -3,27 +3,32 @@ import { Fragment, h } from "../vendor/preact.js";
 import { useState } from "../vendor/hooks.js";
 import { useApi } from "../client.js";
 import { Badge, Dimensions, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
-import { apiPath } from "../filters.js";
-import { clock, duration, fixed, num, pretty, shortId, signed, visible } from "../format.js";
+import { apiPath, apiQuery, filtersOf } from "../filters.js";
+import { clock, duration, fixed, num, plural, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys } from "../keys.js";
 import { go, path, useAddress, withQuery } from "../router.js";
-import { RatingForm } from "../rating.js";
+import { RatingForm, Ratings } from "../rating.js";
 export function RolloutPage(props) {
     const { place, id } = props;
     const [kind, name] = place;
-    const asked = useApi(apiPath(place, "rollouts", id), place.join("/"));
+    const address = useAddress();
+    const filters = filtersOf(address);
+    const asked = useApi(apiPath(place, "rollouts", id) + apiQuery(address, true), place.join("/"));
     const { data } = asked;
-    const rollouts = kind === "runs" ? path([kind, name, "rollouts"]) : path([kind, name]);
-    const open = (other) => other && go(path([kind, name, "rollouts", other]));
+    const rollouts = path(kind === "runs" ? [kind, name, "rollouts"] : [kind, name], filters);
+    const addressOf = (other) => path([kind, name, "rollouts", other], filters);
+    const open = (other) => other && go(addressOf(other));
+    const hasSpan = address.searchParams.has("span");
     useKeys({
         j: () => open(data?.older),
         k: () => open(data?.newer),
-        Escape: () => go(rollouts),
+        Escape: () => (hasSpan ? go(withQuery(address, { span: null }), true) : go(rollouts)),
     });
     return (h("section", null,
-        h(Heading, { title: `Rollout ${shortId(id)}`, trail: [["runs", "/"], [name, path([kind, name])], ["rollouts", rollouts]] },
-            data?.newer && h("a", { href: path([kind, name, "rollouts", data.newer]) }, "newer (k)"),
-            data?.older && h("a", { href: path([kind, name, "rollouts", data.older]) }, "older (j)")),
+        h(Heading, { title: `Rollout ${shortId(id)}`, trail: [[kind, "/"], [name, path([kind, name])], ["rollouts", rollouts]] },
+            data?.newer && h("a", { href: addressOf(data.newer) }, "previous (k)"),
+            data?.older && h("a", { href: addressOf(data.older) }, "next (j)"),
+            h("span", { class: "muted small" }, "Esc: back to the list")),
         data ? (h(Fragment, null,
             h(Problems, { of: asked }),
             h(Summary, { place: place, detail: data }),
@@ -40,16 +45,14 @@ function Summary(props) {
                 h(Badge, { name: row.status }),
                 row.outcome && row.outcome !== "ok" && h("span", { class: "muted" }, visible(row.outcome)),
                 detail.rank !== null && (h("a", { href: path([...place, "groups", row.group || row.task_id], { step: row.step }) },
+                    "rank ",
                     detail.rank,
                     " of ",
                     detail.group_size,
                     " in its group")),
                 h(Dimensions, { of: row.dimensions })),
             h("span", { class: "muted small" },
-                row.mode,
-                " step ",
-                row.step,
-                " \u00B7 ",
+                place[0] === "runs" && `${row.mode} step ${row.step} · `,
                 clock(row.started),
                 " \u00B7 ",
                 duration(row.seconds),
@@ -77,23 +80,19 @@ function Facts(props) {
             " ",
             row.attempt_id && h("code", null, row.attempt_id)),
         (row.user || row.session || row.tags.length > 0) && (h(Fragment, null,
-            h("dt", null, "user, session, tags"),
-            h("dd", null, visible([row.user, row.session, ...row.tags].filter(Boolean).join(", "))))),
+            h("dt", null, "user"),
+            h("dd", null, visible(row.user || "–")),
+            h("dt", null, "session"),
+            h("dd", null, visible(row.session || "–")),
+            h("dt", null, "tags"),
+            h("dd", null, visible(row.tags.join(", ") || "–")))),
         attempts.length > 1 && (h(Fragment, null,
             h("dt", null, "attempts"),
             h("dd", null, attempts.map((attempt) => `${attempt.number} ${attempt.status}${attempt.message ? `: ${visible(attempt.message)}` : ""}`).join("; ")))),
         ratings.length > 0 && (h(Fragment, null,
             h("dt", null, "ratings"),
-            h("dd", null, ratings.map((rating) => (h("div", { key: `${rating.at} ${rating.call_id}` },
-                fixed(rating.reward),
-                " ",
-                rating.call_id && h("span", null,
-                    "on call ",
-                    shortId(rating.call_id),
-                    " "),
-                visible(rating.comment),
-                " ",
-                h("span", { class: "muted small" }, clock(rating.at)))))))),
+            h("dd", null,
+                h(Ratings, { ratings: ratings })))),
         trace_id && (h(Fragment, null,
             h("dt", null, "trace"),
             h("dd", null,
@@ -114,9 +113,9 @@ export function Trace(props) {
     return (h("div", { class: "grid trace" },
         h(Tree, { spans: detail.spans, calls: detail.calls, chosen: chosen, choose: choose }),
         h("div", null, chosen ? (h(Fragment, null,
-            h("button", { class: "small quiet", onClick: () => choose(undefined) }, "whole conversation"),
+            h("button", { type: "button", class: "small quiet", onClick: () => choose(undefined) }, "whole conversation"),
             h(SpanBox, { place: place, detail: detail, span: chosen, isAlone: true }))) : (h(Fragment, null,
-            agents.length > 1 && (h("div", { class: "row", role: "group", "aria-label": "conversation of" }, ["", ...agents].map((name) => (h("button", { key: name, class: "small", "aria-pressed": agent === name, onClick: () => go(withQuery(address, { of: name }), true) }, name ? visible(name) : "all"))))),
+            agents.length > 1 && (h("div", { class: "row", role: "group", "aria-label": "conversation of" }, ["", ...agents].map((name) => (h("button", { type: "button", key: name, class: "small", "aria-pressed": agent === name, onClick: () => go(withQuery(address, { of: name }), true) }, name ? visible(name) : "all"))))),
             detail.spans
                 .filter((span) => isShown(span) && (!agent || span.agent === agent))
                 .map((span) => (h(SpanBox, { key: span.span_id, place: place, detail: detail, span: span }))))))));
@@ -140,7 +139,7 @@ function Tree(props) {
     };
     return (h("nav", { class: "panel tree", "aria-label": "spans", onKeyDown: move },
         spans.length === 0 && h("p", { class: "muted" }, "no span was recorded"),
-        spans.map((span) => (h("button", { key: span.span_id, "aria-pressed": span === chosen, onClick: () => props.choose(span === chosen ? undefined : span) },
+        spans.map((span) => (h("button", { type: "button", key: span.span_id, "aria-pressed": span === chosen, onClick: () => props.choose(span === chosen ? undefined : span) },
             h("span", { class: "name", style: { paddingLeft: `${Math.min(span.depth, 12) * 14}px` } },
                 h("i", { class: `kind ${span.kind.toLowerCase()}` }, span.kind.toLowerCase()),
                 h("b", null, visible(span.name)),
@@ -156,8 +155,13 @@ function Tree(props) {
 function isJudged(call) {
     return call.fate !== "recorded";
 }
+function fateClass(call) {
+    if (call.fate !== "trained" || call.advantage === null)
+        return call.fate;
+    return call.advantage > 0 ? "trained" : call.advantage < 0 ? "negative" : "";
+}
 function Fates(props) {
-    return (h(Fragment, null, props.calls.filter(isJudged).map((call) => (h("span", { key: call.choice, class: `fate ${call.fate}`, title: `${call.fate} ${call.reason}` }, call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage))))));
+    return (h(Fragment, null, props.calls.filter(isJudged).map((call) => (h("span", { key: call.choice, class: `fate ${fateClass(call)}`, title: `${call.fate} ${call.reason}` }, call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage))))));
 }
 function SpanBox(props) {
     const { span, detail, place } = props;
@@ -176,10 +180,9 @@ function SpanBox(props) {
         calls.filter(isJudged).map((call) => (h("p", { class: "small muted", key: call.choice }, visible(call.why || call.reason)))),
         span.message && h("pre", { class: "box bad" }, visible(span.message)),
         props.isAlone ? (span.input.map((message, n) => h(MessageBox, { key: n, message: message }))) : (last && (h(Fragment, null,
-            span.input.length > 1 && h("p", { class: "small muted" },
-                "after ",
-                span.input.length - 1,
-                " earlier messages"),
+            span.input.length > 1 && (h("details", null,
+                h("summary", { class: "small muted" }, plural(span.input.length - 1, "earlier message")),
+                span.input.slice(0, -1).map((message, n) => (h(MessageBox, { key: n, message: message }))))),
             h(MessageBox, { message: last })))),
         span.arguments && h("pre", { class: "code" }, visible(pretty(span.arguments))),
         span.result && h("pre", null, visible(pretty(span.result))),

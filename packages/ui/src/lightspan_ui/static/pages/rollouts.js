@@ -2,10 +2,10 @@
 import { Fragment, h } from "../vendor/preact.js";
 import { useApi } from "../client.js";
 import { Badge, Choice, Dimensions, Heading, Pager, Problems, Reward, Scroller, Waiting, rangeOf } from "../components.js";
-import { Filters, apiPath, apiQuery } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
 import { clock, duration, num, plural, shortId, visible } from "../format.js";
 import { useRowKeys } from "../keys.js";
-import { go, path, useAddress, withQuery } from "../router.js";
+import { go, opens, path, useAddress, withQuery } from "../router.js";
 import { RunTabs } from "./run.js";
 export const SORTS = [
     ["newest", "newest first"],
@@ -22,7 +22,7 @@ export function RolloutsPage(props) {
     const page = useApi(apiPath(props.place, "rollouts") + apiQuery(address, true), props.place.join("/"));
     const facets = useApi(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
     return (h("section", null,
-        h(Heading, { title: "Rollouts", trail: [["runs", "/"], [name, path([kind, name])]] }),
+        h(Heading, { title: "Rollouts", trail: [[kind, "/"], [name, path([kind, name])]] }),
         kind === "runs" && h(RunTabs, { name: name }),
         h(Filters, { facets: facets.data, isProduction: kind === "stores" }),
         h("div", { class: "row between" },
@@ -44,10 +44,12 @@ function RolloutTable(props) {
     const { rows, total, cursor, is_partial } = props.page;
     const address = useAddress();
     const [kind, name] = props.place;
-    const open = (row) => row && go(path([kind, name, "rollouts", row.rollout_id]));
+    const addressOf = (row) => path([kind, name, "rollouts", row.rollout_id], filtersOf(address));
+    const open = (row) => row && go(addressOf(row));
     const at = useRowKeys(rows.length, (n) => open(rows[n]));
     const range = rangeOf(rows.map((row) => row.reward));
     const isRun = kind === "runs";
+    const isUnread = address.searchParams.has("agent") && props.page.read < props.page.readable;
     if (!rows.length)
         return h("p", { class: "panel empty" }, "No rollout matches.");
     return (h(Fragment, null,
@@ -62,9 +64,9 @@ function RolloutTable(props) {
                         h("th", { scope: "col" }, "calls by agent"),
                         h("th", { scope: "col", class: "number" }, "tokens"),
                         h("th", { scope: "col", class: "number" }, "time"))),
-                h("tbody", null, rows.map((row, n) => (h("tr", { key: row.rollout_id, class: n === at ? "on" : "" },
+                h("tbody", null, rows.map((row, n) => (h("tr", { key: row.rollout_id, class: n === at ? "linked on" : "linked", onClick: opens(addressOf(row)) },
                     h("td", null,
-                        h("a", { href: path([kind, name, "rollouts", row.rollout_id]), title: row.rollout_id },
+                        h("a", { href: addressOf(row), title: row.rollout_id },
                             h("code", null, shortId(row.rollout_id))),
                         h("div", { class: "small muted", title: clock(row.created) }, clock(row.started ?? row.created).slice(5))),
                     h("td", null, isRun ? (h("a", { href: withQuery(address, { step: row.step, mode: row.mode, cursor: null }) },
@@ -80,13 +82,15 @@ function RolloutTable(props) {
                         .join(", ")),
                     h("td", { class: "number" }, num(row.tokens)),
                     h("td", { class: "number" }, duration(row.seconds)))))))),
-        h(Pager, { total: total, shown: rows.length, cursor: cursor, noun: "rollout", isPartial: is_partial })));
+        h(Pager, { total: total, shown: rows.length, cursor: cursor, noun: "rollout", isPartial: is_partial || isUnread })));
 }
 export function RowReward(props) {
     const { row, low, high } = props;
     return (h(Fragment, null,
         h(Reward, { value: row.reward, low: low, high: high }),
+        " ",
         h(Dimensions, { of: row.dimensions }),
+        " ",
         row.status !== "succeeded" && h(Badge, { name: row.status, title: row.message }),
         row.outcome && row.outcome !== "ok" && h("span", { class: "small muted" },
             " ",

@@ -10,11 +10,13 @@ import { evaluationPoints } from "../series.js";
 /** Show the tabs of a run. */
 export function RunTabs(props) {
     const { pathname } = useAddress();
+    const places = useApi(props.summary ? null : "/places");
+    const summary = props.summary ?? places.data?.runs.find((run) => run.name === props.name);
     const tabs = [["overview", ["runs", props.name]]];
-    if (props.summary?.has_rollouts ?? true) {
+    if (summary?.has_rollouts ?? true) {
         tabs.push(["rollouts", ["runs", props.name, "rollouts"]], ["groups", ["runs", props.name, "groups"]]);
     }
-    if (props.summary?.has_prompts)
+    if (summary?.has_prompts)
         tabs.push(["prompts", ["runs", props.name, "prompts"]]);
     tabs.push(["settings", ["runs", props.name, "settings"]]);
     return (h("nav", { class: "tabs", "aria-label": "Pages of the run" }, tabs.map(([label, segments]) => (h("a", { key: label, href: path(segments, label === "groups" ? { mode: "train" } : {}), "aria-current": pathname === path(segments) ? "page" : undefined }, label)))));
@@ -30,7 +32,7 @@ export function RunPage(props) {
             h(Problems, { of: asked, error: data.error || data.summary.error }),
             h("p", { class: "muted" },
                 visible([data.summary.algorithm, data.summary.model, data.summary.app].filter(Boolean).join(" · ")),
-                data.summary.optimize && visible(`, trains ${data.summary.optimize}`)),
+                data.summary.optimize && visible(`, ${data.summary.has_prompts ? "searches prompts of" : "trains"} ${data.summary.optimize}`)),
             h(Alerts, { alerts: data.summary.alerts }),
             h(Tiles, { detail: data }),
             h(Curves, { name: props.name, detail: data }),
@@ -66,11 +68,13 @@ function evaluationNote(evaluation) {
         parts.push(`${evaluation.silent} without a call of the policy`);
     return parts.join(", ");
 }
+const FAILURES = "Rollouts that failed";
 /** Charts below that of the reward: a label, and which metrics it shows under which name. */
 const CURVES = [
     ["Mean reward of the rollouts in which an agent acted", /^agent\/(.+)\/reward$/],
     ["Entropy, nats per token", /^learner\/(?:(.+)\/)?entropy$/],
     ["KL divergence of an update, nats per token", /^learner\/(?:(.+)\/)?approx_kl$/],
+    [FAILURES, /^(failed)$/],
     ["Seconds per step", /^(seconds)$/],
 ];
 function useMetrics(name, names, kind = "train") {
@@ -88,8 +92,14 @@ function Curves(props) {
     }));
     const asked = useMetrics(props.name, ["reward", ...charts.flatMap(({ metrics }) => metrics.map(([metric]) => metric))]);
     const series = asked.data?.series ?? {};
+    const trained = new Set((series["reward"] ?? []).map((point) => Math.round(point.x)));
     const open = summary.has_rollouts
-        ? (step) => go(path(["runs", props.name, "rollouts"], { step: Math.round(step), mode: "train" }))
+        ? (x) => {
+            const step = Math.round(x);
+            const isEvaluated = summary.evaluations.some((each) => each.step === step);
+            const mode = trained.has(step) || !isEvaluated ? "train" : "val";
+            go(path(["runs", props.name, "rollouts"], { step, mode }));
+        }
         : undefined;
     return (h("div", { class: "grid two" },
         h("div", { class: "panel wide" },
@@ -99,7 +109,8 @@ function Curves(props) {
                 ], onPick: open })),
         charts.map(({ label, metrics }) => {
             const curves = metrics.map(([metric, name], color) => ({ name, color, points: series[metric] ?? [] }));
-            return curves.some((curve) => curve.points.length) ? (h("div", { class: "panel", key: label },
+            const isTold = curves.some((curve) => curve.points.length > 1) && (label !== FAILURES || curves.some((curve) => curve.points.some((point) => point.y)));
+            return isTold ? (h("div", { class: "panel", key: label },
                 h(Chart, { label: label, series: curves, onPick: open }))) : null;
         })));
 }

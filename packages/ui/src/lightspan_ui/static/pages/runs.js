@@ -5,7 +5,7 @@ import { Sparkline } from "../charts.js";
 import { Badge, Gain, Heading, Problems, Scroller, Waiting } from "../components.js";
 import { ago, clock, duration, fixed, num, plural, visible } from "../format.js";
 import { useRowKeys } from "../keys.js";
-import { go, path } from "../router.js";
+import { go, opens, path } from "../router.js";
 export function RunsPage(props) {
     const { data } = props.places;
     return (h("section", null,
@@ -47,12 +47,12 @@ function RunTable(props) {
                             h("span", { class: "hidden" }, "compare")),
                         h("th", { scope: "col" }, "run"),
                         h("th", { scope: "col" }, "state"),
-                        h("th", { scope: "col" }, "training reward"),
+                        h("th", { scope: "col", class: "wide-only" }, "training reward"),
                         h("th", { scope: "col" }, "held out"),
                         h("th", { scope: "col" }, "gain, 95 % interval"),
                         h("th", { scope: "col" }, "warnings"),
-                        h("th", { scope: "col" }, "changed"))),
-                h("tbody", null, props.runs.map((run, n) => (h("tr", { key: run.name, class: n === row ? "on" : "" },
+                        h("th", { scope: "col", class: "wide-only" }, "changed"))),
+                h("tbody", null, props.runs.map((run, n) => (h("tr", { key: run.name, class: n === row ? "linked on" : "linked", onClick: opens(path(["runs", run.name])) },
                     h("td", null,
                         h("input", { type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.includes(run.name), onChange: () => toggle(run.name) })),
                     h(RunCells, { run: run })))))))));
@@ -73,7 +73,7 @@ function RunCells(props) {
                 run.steps,
                 run.planned ? ` of ${run.planned} steps` : " steps",
                 run.eta_s !== null && `, ${duration(run.eta_s)} to go`)),
-        h("td", null,
+        h("td", { class: "wide-only" },
             h(Sparkline, { values: run.rewards, label: "training reward" })),
         h("td", { class: "number" },
             first ? fixed(first.reward.mean) : "–",
@@ -81,7 +81,7 @@ function RunCells(props) {
         h("td", null,
             h(Gain, { of: run.gain })),
         h("td", null, run.alerts.length > 0 && (h("span", { class: "badge warn", title: run.alerts.map((alert) => alert.text).join("\n") }, run.alerts.length))),
-        h("td", { class: "small muted", title: clock(run.changed) },
+        h("td", { class: "small muted wide-only", title: clock(run.changed) },
             ago(run.changed),
             run.cost !== null && h("div", null,
                 "cost ",

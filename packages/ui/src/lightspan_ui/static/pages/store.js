@@ -2,11 +2,12 @@
 import { Fragment, h } from "../vendor/preact.js";
 import { useApi } from "../client.js";
 import { Choice, Copyable, Heading, Pager, Problems, Waiting, rangeOf } from "../components.js";
-import { Filters, apiPath, apiQuery } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
 import { clock, duration, plural, visible } from "../format.js";
+import { useEffect, useRef } from "../vendor/hooks.js";
 import { useKeys } from "../keys.js";
-import { RatingForm } from "../rating.js";
-import { go, path, useAddress, withQuery } from "../router.js";
+import { RatingForm, Ratings } from "../rating.js";
+import { OF_ONE_PAGE, go, opens, path, useAddress, withQuery } from "../router.js";
 import { ReadState, RowReward, RowTexts, SORTS } from "./rollouts.js";
 import { Trace } from "./rollout.js";
 export function StorePage(props) {
@@ -23,10 +24,17 @@ export function StorePage(props) {
         if (row)
             go(withQuery(address, { open: row.rollout_id, span: null, of: null }), true);
     };
+    const nextUnrated = () => {
+        const next = rows.findIndex((row, n) => n > at && !row.rated);
+        if (next >= 0)
+            show(next);
+        else if (page.data?.cursor)
+            go(withQuery(address, { ...OF_ONE_PAGE, cursor: page.data.cursor }));
+    };
     useKeys({
         j: () => show(at + 1),
         k: () => show(at < 0 ? 0 : at - 1),
-        n: () => show(at + 1),
+        n: nextUnrated,
         Escape: () => go(withQuery(address, { open: null, span: null, of: null }), true),
         ...(open ? { Enter: () => go(path([...place, "rollouts", open])) } : {}),
     });
@@ -37,7 +45,7 @@ export function StorePage(props) {
         h("div", { class: "row between" },
             h(Choice, { name: "sort", label: "order", empty: "newest first", values: SORTS.slice(1) }),
             h("span", { class: "muted small" },
-                "keys: j, k, Enter",
+                "keys: j, k, n next unrated, Enter opens, Esc closes",
                 props.canWrite && ", 1 bad, 2 fair, 3 good")),
         h(Problems, { of: page }),
         h(ReadState, { page: page.data, isLoading: page.isLoading }),
@@ -47,14 +55,14 @@ export function StorePage(props) {
                 h("div", { role: "list", "aria-label": "rollouts" }, rows.map((row, n) => (h(Entry, { key: row.rollout_id, row: row, rows: rows, isOpen: n === at, address: withQuery(address, { open: row.rollout_id, span: null, of: null }) })))),
                 h(Pager, { total: page.data.total, shown: rows.length, cursor: page.data.cursor, noun: "rollout", isPartial: page.data.is_partial }),
                 h(ExportBox, { place: place })),
-            h("div", null, open ? (h(OpenRollout, { key: open, place: place, id: open, canWrite: props.canWrite, done: page.reload, next: () => show(at + 1) })) : (h("p", { class: "panel empty" },
+            h("div", { class: "pane" }, open ? (h(OpenRollout, { key: open, place: place, id: open, canWrite: props.canWrite, done: page.reload, next: nextUnrated })) : (h("p", { class: "panel empty" },
                 "Choose a rollout to read it",
                 props.canWrite && " and rate it",
                 "."))))) : (!page.error && h(Waiting, { of: page, what: "rollouts" }))));
 }
 function Entry(props) {
     const { row } = props;
-    return (h("div", { role: "listitem", class: props.isOpen ? "entry on" : "entry" },
+    return (h("div", { role: "listitem", class: props.isOpen ? "entry on" : "entry", onClick: opens(props.address) },
         h("div", { class: "row between small" },
             h("a", { href: props.address, title: row.rollout_id, "aria-current": props.isOpen ? "true" : undefined }, clock(row.started ?? row.created)),
             h("span", { class: "muted" },
@@ -67,38 +75,40 @@ function Entry(props) {
 }
 function OpenRollout(props) {
     const { place, id } = props;
+    const top = useRef(null);
+    useEffect(() => {
+        // in a narrow window it is below the list
+        if (innerWidth <= 1100)
+            top.current?.scrollIntoView();
+    }, [id]);
     const asked = useApi(apiPath(place, "rollouts", id), place.join("/"));
     const { data } = asked;
+    const address = useAddress();
     if (!data)
         return h(Waiting, { of: asked, what: "the rollout" });
     return (h(Fragment, null,
         h(Problems, { of: asked }),
-        h("div", { class: "row between" },
-            h("a", { href: path([...place, "rollouts", id]) }, "open the whole page"),
-            h("button", { class: "small", onClick: props.next }, "next (n)")),
+        h("div", { class: "row between", ref: top },
+            h("a", { href: path([...place, "rollouts", id], filtersOf(address)) }, "open the whole page"),
+            h("button", { type: "button", class: "small", onClick: props.next }, "next unrated (n)")),
         props.canWrite ? (h(RatingForm, { place: place, id: data.row.attempt_id || id, ratings: data.ratings, done: () => {
                 asked.reload();
                 props.done();
             } })) : (h("p", { class: "small muted" }, "Read-only: start it with --write to rate.")),
         data.row.message && h("pre", { class: "box bad" }, visible(data.row.message)),
-        data.ratings
-            .filter((rating) => rating.comment)
-            .map((rating) => (h("p", { class: "small", key: rating.at },
-            "\u201C",
-            visible(rating.comment),
-            "\u201D"))),
+        h(Ratings, { ratings: data.ratings }),
         h(Trace, { place: place, detail: data })));
 }
 /** Offer the program and the command that train on what the filters match. */
 function ExportBox(props) {
     const address = useAddress();
-    const asked = useApi(apiPath(props.place, "export") + apiQuery(address, false));
+    const asked = useApi(apiPath(props.place, "export") + apiQuery(address, false), props.place.join("/"));
     if (!asked.data)
         return null;
     const { attempts, calls, program, command } = asked.data;
     return (h("details", { class: "panel" },
         h("summary", null,
-            h("b", null, "Train on these"),
+            h("b", null, "Train on what is listed"),
             " ",
             h("span", { class: "muted small" },
                 plural(attempts, "attempt"),
