@@ -220,7 +220,7 @@ async def test_a_comparison_says_what_it_rests_on(tmp_path: Path) -> None:
         assert shared in sentence
         assert "began" not in sentence
         for sentence in await sentences("a", "b", "c"):
-            assert "One of 3 pairs: the intervals are not corrected" in sentence
+            assert "3 pairs are compared, and their intervals are not corrected" in sentence
 
 
 # --- coverage -----------------------------------------------------------------------------------
@@ -266,3 +266,24 @@ async def test_a_search_for_prompts_freezes_no_call(
         assert agents["checker"].learns == (not attributes)  # no call says which prompt it used
         detail = await client.get("/runs/run/rollouts/ro-1-0", v.RolloutDetail)
         assert [(call.fate, call.reason) for call in detail.calls] == [("recorded", "")] * 2
+
+
+async def test_a_list_is_read_again_after_a_rating_and_after_pruning(tmp_path: Path) -> None:
+    url = await make_production_store(tmp_path / "app.db")
+    async with serving(url, write=True) as client:
+
+        async def ids() -> list[str]:
+            page = await client.get("/stores/app/rollouts", v.RolloutPage, rated="no")
+            return [row.rollout_id for row in page.rows]
+
+        assert await ids() == ["ro-2", "ro-1", "ro-0"]
+        path = f"{PREFIX}/stores/app/feedback"
+        rating = {"id": "at-ro-1", "reward": 1.0}
+        assert (await client.send(path, method="POST", body=rating)).status == 200
+        assert await ids() == ["ro-2", "ro-0"]
+        detail = await client.get("/stores/app/rollouts/ro-1", v.RolloutDetail, rated="no")
+        assert (detail.newer, detail.older) == ("ro-2", "ro-0")  # the next ones to rate
+        async with open_store(url) as store:
+            assert await store.prune(0.0) > 0
+        await ids()  # notices it
+        assert await ids() == ["ro-2"]

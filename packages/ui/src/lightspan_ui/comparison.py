@@ -43,8 +43,8 @@ def pairs_of(runs: Sequence[Run]) -> list[views.PairDifference]:
     if len(pairs) < 2:
         return pairs
     note = (
-        f"One of {len(pairs)} pairs: the intervals are not corrected for their number, so that "
-        "one in twenty would be off by chance alone"
+        f"{len(pairs)} pairs are compared, and their intervals are not corrected for that: each "
+        "has a chance of 5 % to miss"
     )
     return [
         msgspec.structs.replace(each, sentence=f"{each.sentence}. {note}")

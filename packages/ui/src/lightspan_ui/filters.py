@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from lightspan.algorithms.recorded_attempts import parse_time
+from lightspan.algorithms.recorded_attempts import parse_time, seconds_ago
 from lightspan.errors import ConfigError
 from lightspan.schema.routing import matches
 from lightspan_ui.entries import Entry
@@ -55,6 +55,12 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     def needs_spans(self) -> bool:
         """Whether a filter reads what only the spans tell."""
         return any(getattr(self, name) is not None for name in _OF_SPANS)
+
+    @property
+    def has_age(self) -> bool:
+        """Whether a filter is an age such as `2h`, which passes other rollouts as time goes on."""
+        ages = (self.since, self.until)
+        return any(seconds_ago(each) is not None for each in ages if each is not None)
 
 
 class PageOptions(msgspec.Struct, frozen=True, kw_only=True):
