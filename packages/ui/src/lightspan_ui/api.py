@@ -80,9 +80,9 @@ class Api:
         runs = [_run(place) for place in places]
         async with self._summarising:  # in a thread: many long runs take seconds at first
             summaries = await asyncio.to_thread(lambda: [run.summary() for run in runs])
-        summaries = [
-            await self._with_failure(*each) for each in zip(places, summaries, strict=True)
-        ]
+        summaries = await asyncio.gather(
+            *(self._with_failure(*each) for each in zip(places, summaries, strict=True))
+        )
         summaries.sort(key=lambda summary: -(summary.changed or 0.0))
         stores = [await _store_summary(place) for place in self._sources.stores.values()]
         return views.Places(runs=summaries, stores=stores, write=self._write, version=self._version)
