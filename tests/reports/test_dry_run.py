@@ -365,7 +365,8 @@ def test_nothing_is_kept_unless_asked(
     monkeypatch.chdir(tmp_path)
     report = dev(rl, dry_apps.says, ["1", "0"])
     assert report.folder is None
-    assert list(tmp_path.iterdir()) == []
+    # Python's multiprocessing makes a folder of its own once in a process
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("pymp-")] == []
 
 
 def test_impossible_requests_are_refused(
