@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import sys
 import types
+from collections import OrderedDict, UserDict
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 import lightspan
 import lightspan_agl as agl
@@ -28,6 +32,7 @@ from lightspan.stores import open_store
 from lightspan_agl._agent_match import instrument_advice
 from lightspan_agl._agent_transport import AgentApp, AgentPool, MainLLM, agents, as_app
 from lightspan_agl._dev import DevSummary
+from lightspan_agl._main_block import changes_of_main
 from lightspan_testing.scripted import ScriptedServer
 
 LLM = MainLLM(
@@ -118,9 +123,19 @@ def arrived(agent: agl.LitAgent[Any]) -> Any:
 
 
 class Nested:
-    """Holder of settings that may change by being used."""
+    """Holder of settings, of a class of the user."""
 
-    calls = 0
+    def __init__(self) -> None:
+        self.parts = [Options()]
+
+
+class Model(BaseModel):
+    k: int = 1
+
+
+@dataclass(slots=True)
+class Slots:
+    k: int = 1
 
 
 @dataclass
@@ -137,6 +152,12 @@ class Tables(agl.LitAgent[Any]):
         self.tags = {"x"}
         self.options = Options()
         self.nested = Nested()
+        self.models = [Model()]
+        self.slots = Slots()
+        self.ordered = OrderedDict(a=1)
+        self.user_dict = UserDict(a=1)
+        self.arguments = argparse.Namespace(k=1)
+        self.handler = logging.StreamHandler()
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         return 1.0
@@ -150,6 +171,13 @@ class Tables(agl.LitAgent[Any]):
         ("table", lambda agent: agent.table["a"].__setitem__(0, True)),
         ("tags", lambda agent: agent.tags.add("y")),
         ("options", lambda agent: setattr(agent.options, "limit", 2)),
+        ("table", lambda agent: setattr(agent.table["o"], "parts", [])),
+        ("nested", lambda agent: setattr(agent.nested.parts[0], "limit", 2)),
+        ("models", lambda agent: setattr(agent.models[0], "k", 5)),
+        ("ordered", lambda agent: agent.ordered.update(b=2)),
+        ("user_dict", lambda agent: agent.user_dict.update(b=2)),
+        ("slots", lambda agent: setattr(agent.slots, "k", 5)),
+        ("arguments", lambda agent: setattr(agent.arguments, "k", 5)),
     ],
 )
 def test_changes_in_place_are_refused(name: str, change: Any) -> None:
@@ -159,11 +187,11 @@ def test_changes_in_place_are_refused(name: str, change: Any) -> None:
         as_app(agent, LLM)
 
 
-def test_arguments_and_other_objects_may_change() -> None:
+def test_arguments_and_objects_of_packages_may_change() -> None:
     names = ["a"]
     agent = Tables(names)
     names.append("b")
-    agent.nested.calls = agent.table["o"].calls = 1
+    agent.handler.level = 10
     [description] = [load_app(as_app(agent, LLM).reference)]
     with description._pool.agent() as copy:  # type: ignore[attr-defined]
         assert copy.names == ["a", "b"]
@@ -197,13 +225,60 @@ def test_globals_that_only_the_main_block_sets_are_named(
     assert capsys.readouterr().out == ""  # the agent is not the script's
     monkeypatch.setattr(Remembers, "__module__", "__main__")
     as_app(Remembers(), LLM)
-    assert "the script sets LIMIT, data under `if __name__ ==" in capsys.readouterr().out
+    assert "the script sets or changes LIMIT, data under `if __name__ ==" in capsys.readouterr().out
     script.write_text(SCRIPT.replace("    LIMIT = 2", "").replace("    data = [1]", ""))
     as_app(Remembers(), LLM)
     assert capsys.readouterr().out == ""
 
 
 # --- what agents are handed -----------------------------------------------------------------
+
+
+CHANGES = """
+import json, os, settings
+import numpy as np
+from config import OPTIONS, UNUSED
+CFG, LIST, SPACE, LEVEL, LOCAL = {"k": 1}, [], object(), 1, {}
+class Agent:
+    K = 0
+    def rollout(self, task):
+        return CFG, LIST, SPACE.k, level(), task.update(LOCAL)
+def level():
+    return LEVEL
+def prepare(path):
+    global LEVEL
+    LEVEL = 5
+    LOCAL = {}
+    LOCAL["own"] = path
+    settings.BONUS["v"] = path
+def main():
+    prepare("x")
+if __name__ == "__main__":
+    CFG["k"] = 5
+    LIST.append(5)
+    SPACE.k = 5
+    Agent.K = 5
+    OPTIONS.update(k=5)
+    setattr(settings, "X", 5)
+    os.environ["K"] = "5"
+    own = np.append([], 1)
+    own.k = json.loads("5")
+    main()
+"""
+
+
+def test_changes_of_the_main_block_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CHANGES)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    assert changes_of_main(is_of_script=True) == [
+        *("Agent.K", "CFG['k']", "LEVEL", "LIST", "OPTIONS", "SPACE.k", "settings"),
+        "settings.BONUS['v']",
+    ]
+    # an agent of another module reads what the script changes in modules
+    assert changes_of_main(is_of_script=False) == ["OPTIONS", "settings", "settings.BONUS['v']"]
 
 
 async def test_the_agent_gets_task_resources_and_rollout() -> None:
@@ -493,8 +568,45 @@ class Numbers:
         return {"n": numpy.int64(index), "many": numpy.arange(2), "one": (1, "a")}
 
 
+def test_types_that_json_lacks_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from lightspan_agl._tasks import as_tasks
+
+    task = {"b": Decimal("1.5"), "a": [{"z": (1,), "c": {2}}], "o": Options()}
+    tasks = as_tasks([task, task], "val_dataset")
+    assert repr(tasks[0]) == "{'b': '1.5', 'a': [{'z': [1], 'c': [2]}], 'o': {'limit': 1}}"
+    [line] = capsys.readouterr().out.splitlines()
+    assert line == (
+        "val_dataset: tasks are JSON, so agents get other types: str in place of decimal.Decimal "
+        "(such as val_dataset[0]['b']), list in place of tuple (such as val_dataset[0]['a'][0]"
+        "['z']), list in place of set (such as val_dataset[0]['a'][0]['c']), dict in place of "
+        "tests.agl.test_agents.Options (such as val_dataset[0]['o'])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ({"a": [{1: 2}]}, r"^x\[0\]\['a'\]\[0\] has the key 1; keys of tasks are text: write '1'$"),
+        ({"a": b"x"}, r"^x\[0\] is not JSON: Object of type bytes"),
+        ({"a": float("nan")}, r"^x\[0\] is not JSON: Out of range float"),
+        (
+            {"a": [Model()]},
+            r"^x\[0\]\['a'\]\[0\] is a Model: give x\[0\]\['a'\]\[0\].model_dump\(\)$",
+        ),
+    ],
+)
+def test_tasks_that_are_not_json_are_refused_everywhere(task: Any, why: str) -> None:
+    from lightspan_agl._tasks import as_tasks
+
+    with pytest.raises(DataError, match=why):
+        as_tasks([task], "x")
+    store = agl.InMemoryLightningStore()
+    with pytest.raises(DataError, match=why.replace(r"x\[0\]", "input")):
+        asyncio.run(store.enqueue_rollout(task))
+
+
 def test_data_sets_become_tasks() -> None:
-    from lightspan_agl.trainer import as_tasks
+    from lightspan_agl._tasks import as_tasks
 
     many = {"many": [0, 1], "one": [1, "a"]}
     assert as_tasks(Numbers(), "x") == [{"n": 0, **many}, {"n": 1, **many}]

@@ -305,6 +305,20 @@ def test_a_batch_larger_than_the_data_is_an_error() -> None:
         trainer.fit(agent, [{"n": 1}, {"n": 2}])
 
 
+def test_errors_of_the_trainer_have_the_keys_of_verl() -> None:
+    @agl.rollout
+    def agent(task: Any) -> float:
+        return 1.0
+
+    one = changed(arr__rollout__n=1, data__train_batch_size=1)
+    with pytest.raises(ConfigError, match="group_size=1 teaches nothing") as caught:
+        agl.Trainer(algorithm=agl.VERL(one)).fit(agent, [{"n": 1}])
+    assert caught.value.__notes__ == [
+        "In VERL(config): estimator is algorithm.adv_estimator, reinforce++ is "
+        "reinforce_plus_plus, ppo is gae, group_size is actor_rollout_ref.rollout.n."
+    ]
+
+
 # --- which agents ---------------------------------------------------------------------------
 
 PATHS = ["write_query", "team/rewrite_query", "check_query", "write/check", "app", "a%2Fwriter"]

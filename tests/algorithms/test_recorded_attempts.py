@@ -35,6 +35,7 @@ from lightspan.training.data import tasks_from_store
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.strategies import make_reward_span, make_span
 from lightspan_tools import overview
+from lightspan_tools.export import Filter, export_store
 from lightspan_tools.inspect_report import RolloutReport, StoreReport
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
 from packages.gateway.tests.remote_store.served import KEYS, READER, serving
@@ -141,6 +142,73 @@ def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
     assert found.left_out == {"with images, sounds or files, of which references are kept": 2}
 
 
+def _said(*messages: tuple[str, str]) -> str:
+    return genai_messages.dump([{"role": role, "content": text} for role, text in messages])
+
+
+def test_a_conversation_that_the_provider_keeps_is_put_together(url: str) -> None:
+    """Check a chain of `previous_response_id`, and contexts that the attempt does not have."""
+    say = ("user", "again")
+    instructed = (("system", "Be short."), ("user", "first"))
+    first = call(1, "one", **{c.INPUT_MESSAGES: _said(*instructed), c.INSTRUCTIONS: True})
+    chain = [
+        call(number, text, **{c.INPUT_MESSAGES: _said(say), c.CALL_CONTEXT: before})
+        for number, text, before in (
+            (2, "two", "chatcmpl-theirs-1"),
+            (4, "another process's", "resp_unknown"),
+            (5, "conversation", "conversation"),
+            (6, "its own id", "chatcmpl-theirs-6"),
+        )
+    ]
+    new = {c.INPUT_MESSAGES: _said(("system", "Be kind."), say), c.INSTRUCTIONS: True}
+    chain.append(call(3, "three", **new, **{c.CALL_CONTEXT: "chatcmpl-theirs-2"}))
+    write(url, attempt(1, first, *chain))
+    found = load_chats(url)
+    assert answers(found) == ["one", "two", "three"]
+    messages: list[Any] = [chat["messages"] for chat in found.chats]
+    texts = [[message["content"] for message in chat] for chat in messages]
+    assert texts == [
+        ["Be short.", "first", "one"],
+        ["first", "one", "again", "two"],
+        ["Be kind.", "first", "one", "again", "two", "again", "three"],
+    ]
+    assert found.left_out == {"whose prompt the provider keeps": 3}
+
+
+def test_an_answer_that_the_prompt_begins_is_no_demonstration(url: str) -> None:
+    begun = _said(("user", "hi"), ("assistant", "The answer is"))
+    write(url, attempt(1, call(1, "4", **{c.INPUT_MESSAGES: begun}), call(2, "text")))
+    found = load_chats(url)
+    assert answers(found) == ["text"]
+    assert found.left_out == {"whose prompt begins the answer": 1}
+
+
+def test_an_export_by_reward_has_the_calls_that_are_imitated(url: str, tmp_path: Path) -> None:
+    two = genai_messages.dump([{"role": "assistant", "content": text} for text in "ab"])
+    calls = [
+        call(1, "good"),
+        call(2, "partial", **{c.CALL_OUTCOME: "cancelled"}),
+        call(3, "long", **{c.FINISH_REASONS: ["length"]}),
+        call(4, "", **{c.OUTPUT_MESSAGES: two, c.REQUEST_CHOICES: 2}),
+        call(5, "it is <key>", **{c.KEYS_REPLACED: True}),
+        call(6, "", **{c.CALL_CONTEXT: "conversation"}),
+    ]
+    write(url, attempt(1, *calls))
+    lightspan.feedback(at(1), 1.0, store=url)
+    out = tmp_path / "good.jsonl"
+    done = export_store(url, "messages", out, only=Filter(min_reward=0.5))
+    imitated = load_chats(url, min_reward=0.5)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["messages"] for row in rows] == [chat["messages"] for chat in imitated.chats]
+    assert {f"calls {reason}": n for reason, n in imitated.left_out.items()} == done.left_out
+    export_store(url, "messages", out)
+    reasons = [json.loads(line)["rejection"] for line in out.read_text().splitlines()]
+    assert reasons == [
+        *(None, "ended with cancelled", "cut off", "with several answers", "with several answers"),
+        *("with keys in them, which are not kept", "whose prompt the provider keeps"),
+    ]
+
+
 # --- feedback -------------------------------------------------------------------------------
 def test_who_follows_a_store_sees_feedback(url: str) -> None:
     write(url, attempt(1, call(1)), attempt(2, call(2)))
@@ -181,6 +249,24 @@ def test_the_last_to_arrive_counts_whatever_the_clocks_say(
         lightspan.feedback(at(1), reward, store=url)
         assert len(load_chats(url, min_reward=reward).chats) == 1
         assert load_chats(url, min_reward=reward + 0.01).chats == []
+
+
+@pytest.mark.parametrize("values", [{"style": 0.1}, {"style": 0.1, "length": 1.0}])
+def test_named_feedback_needs_the_number_that_counts(url: str, values: dict[str, float]) -> None:
+    write(url, attempt(1, call(1)))
+    lightspan.feedback(at(1), 0.9, store=url)
+    with pytest.raises(RewardError, match="has no 'reward', which is the number that counts"):
+        lightspan.feedback(at(1), values, store=url)
+    lightspan.feedback(at(1), {"reward": 0.8, **values}, store=url)
+    assert len(load_chats(url, min_reward=0.8).chats) == 1
+
+
+def test_inspect_counts_a_call_with_two_choices_once(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(url, attempt(1, call(1, **{c.REQUEST_CHOICES: 2}), call(2)))
+    assert main(["inspect", url]) == 0
+    assert "calls by agent: writer 2\ncalls by outcome: ok 2;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("reward", [math.nan, 10**400, "0.5", None, {}, {"a": math.nan}])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import io
 import json
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lightspan
 from lightspan import SFT, LoRA, Optimizer, Trainer
-from lightspan.errors import CheckpointError, ConfigError, DataError
+from lightspan.errors import CheckpointError, ConfigError, DataError, UnknownAgentError
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
@@ -25,9 +27,11 @@ from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_tools.export import Filter, export_store
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_torch.sft.algorithm import Demonstration, demonstrations_from
+from lightspan_torch.sft.chat_dataset import load_chats
 from packages.core.tests.published import published_template
 
 QUIET = SilentReporter()
@@ -494,6 +498,52 @@ def test_chats_have_the_form_that_the_gateway_renders(
     )
 
 
+class _Dataset(list[Any]):
+    """A stand-in for a `Dataset` of Hugging Face, which is not installed."""
+
+    __module__ = "datasets.arrow_dataset"
+
+
+def _with_tools(question: str, arguments: Any, properties: Any) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    parameters = {"type": "object", "properties": properties}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+    }
+
+
+def test_nulls_that_arrow_adds_are_not_imitated(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Arrow gives each row of a column of structs the keys of all rows."""
+    model = _with_template(tiny, tmp_path / "qwen", published_template("qwen2_5"))
+    number, text = {"type": "integer"}, {"type": "string"}
+    chats = [_with_tools("1", {"a": 1}, {"a": number}), _with_tools("2", {"b": ""}, {"b": text})]
+    merged = [
+        _with_tools("1", {"a": 1, "b": None}, {"a": number, "b": None}),
+        _with_tools("2", {"a": None, "b": ""}, {"a": None, "b": text}),
+    ]
+    SFT(model).fit(chats, tmp_path / "list", reporter=QUIET)
+    SFT(model).fit(_Dataset(merged), tmp_path / "dataset")
+    assert "keys of the Dataset's rows whose value is null are left out" in capsys.readouterr().out
+    rows, same = updates
+    assert [row.ids for row in same] == [row.ids for row in rows]
+    with pytest.raises(DataError, match=r"demonstrations\[0\]: the tools' parameter 'b' is null"):
+        SFT(model).fit(merged, tmp_path / "rows", reporter=QUIET)
+
+
+def test_tables_and_tools_that_are_no_list(tiny: Path, tmp_path: Path) -> None:
+    frame: Any = type("DataFrame", (), {"iloc": None})()
+    with pytest.raises(DataError, match=r"is a table: give its rows, data.to_dict\('records'\)"):
+        SFT(tiny).fit(frame, tmp_path / "model", reporter=QUIET)
+    with pytest.raises(DataError, match=r"demonstrations\[0\]: tools=nan must be a list, or None"):
+        SFT(tiny).fit([{**CHATS[0], "tools": float("nan")}], tmp_path / "model", reporter=QUIET)
+
+
 def test_an_answer_ends_where_the_template_writes_no_end(
     tiny: Path, tmp_path: Path, updates: list[list[Row]]
 ) -> None:
@@ -592,6 +642,59 @@ def test_what_production_did_well_is_memorised(tiny: Path, tmp_path: Path, produ
         "not for this model": 1,
     }
     assert _greedy(result.model, "capital?") == "Rome<|im_end|>"
+
+
+def test_a_failed_try_of_an_agent_is_not_imitated(tmp_path: Path, tiny: Path) -> None:
+    """The app repeated the agent, so the reward is that of its last answer."""
+    url, answers = f"sqlite:{tmp_path / 'retried.db'}", iter(["BROKEN", "42"])
+    with (
+        ScriptedServer(lambda request: next(answers)) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        lightspan.record(url, service="desk"),
+        lightspan.operation("ask"),
+    ):
+        for _ in range(2):
+            with suppress(ValueError), lightspan.agent("parser"):
+                asked: Any = [{"role": "user", "content": "how many?"}]
+                reply = client.chat.completions.create(model="m", messages=asked)
+                int(reply.choices[0].message.content or "")
+        lightspan.emit_reward(1.0)
+    chats = load_chats(url, min_reward=0.5)
+    assert [chat["messages"][-1]["content"] for chat in chats.chats] == ["42"]
+    assert chats.left_out == {"in failed tries": 1}
+    out = io.BytesIO()
+    done = export_store(url, "messages", out, only=Filter(min_reward=0.5))
+    assert [
+        json.loads(line)["messages"][-1]["content"] for line in out.getvalue().splitlines()
+    ] == ["42"]
+    assert done.left_out == {"calls in failed tries": 1}
+
+
+def test_an_agent_that_no_call_has_is_named(
+    tiny: Path, tmp_path: Path, production: str, lines: Any
+) -> None:
+    sft = SFT(tiny, from_store=production, agents=["answerer", "chekcer"], learning_rate=1e-3)
+    sft.fit(folder=tmp_path / "model", reporter=lines)
+    assert any(
+        line.startswith("agents=: no agent matches 'chekcer'. Did you mean 'checker'?")
+        for line in lines.texts
+    )
+    out = tmp_path / "chats.jsonl"
+    only = Filter(agents=("answerer", "chekcer"))
+    text = export_store(production, "messages", out, only=only).text("messages", out)
+    assert "; no agent matches 'chekcer'. Did you mean 'checker'?" in text
+    before = out.read_bytes()
+    with pytest.raises(UnknownAgentError, match="Did you mean 'checker'"):
+        export_store(production, "messages", out, only=Filter(agents=("chekcer",)))
+    assert out.read_bytes() == before
+
+
+def test_the_store_of_a_training_is_refused_with_the_remedy(
+    stored: Path, tiny: Path, tmp_path: Path
+) -> None:
+    sft = SFT(tiny, from_store=f"sqlite:{stored}", min_reward=0.5)
+    with pytest.raises(DataError, match=r"that of a training, .* lightspan export RUN messages"):
+        sft.fit(folder=tmp_path / "model", reporter=QUIET)
 
 
 def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, production: str) -> None:

@@ -57,6 +57,17 @@ def says(task: dict[str, Any]) -> float | None:
 
 
 @lightspan.rollout
+def rewards_calls(task: dict[str, Any]) -> float:
+    """Give a reward to the call, and one to an id that no call has."""
+    with lightspan.agent("writer"):
+        messages: Any = [{"role": "user", "content": task["q"]}]
+        reply = client.chat.completions.create(model="any", messages=messages)
+    lightspan.emit_reward(0.5, call=reply.id)
+    lightspan.emit_reward(0.5, call="lc_run--1")
+    return float(reply.choices[0].message.content or "")
+
+
+@lightspan.rollout
 def samples(task: dict[str, Any]) -> float:
     """Call the model once with the request fields `task["fields"]`; the reward is its answer."""
     with lightspan.agent("writer"):

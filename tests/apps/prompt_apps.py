@@ -36,6 +36,14 @@ def styled(task: dict[str, Any], style: PromptTemplate) -> float:
 
 
 @lightspan.rollout
+def styled_and_checked(task: dict[str, Any], style: PromptTemplate) -> float:
+    """Ask a second question, whose failure ends the attempt."""
+    answer = ask(task["url"], style.format(q=task["q"]))
+    ask(task["url"], f"check {task['q']}")
+    return float(answer == task["want"])
+
+
+@lightspan.rollout
 def styled_by_http(task: dict[str, Any], style: PromptTemplate) -> float:
     """Do what `styled` does, without an SDK."""
     messages = [{"role": "user", "content": style.format(q=task["q"])}]

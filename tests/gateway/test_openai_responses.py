@@ -256,6 +256,7 @@ async def test_a_previous_response(store: Store, restarted: bool) -> None:
         last = max(await rig.spans(), key=lambda span: span.sequence_end or 0)
         roles = [message["role"] for message in load(str(last.attributes[c.INPUT_MESSAGES]))]
         assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+        assert c.CALL_CONTEXT not in last.attributes  # the messages are whole
 
 
 async def test_a_previous_response_with_a_key_is_not_gone_on_with_in_another_process(

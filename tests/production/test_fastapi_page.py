@@ -52,7 +52,7 @@ def test_each_request_is_an_attempt(server: ScriptedServer, url: str, tmp_path: 
         tmp_path, port, LIGHTSPAN_STORE=url, OPENAI_BASE_URL=server.url, OPENAI_API_KEY="k"
     )
     try:
-        answered = get(port, "/ask?q=hello", running)
+        answered = get(port, "/ask?q=hello+%40%20home", running)
         assert get(port, "/stream?q=hello", running) == b"echo Begin: helloecho End: hello"
         running.send_signal(signal.SIGTERM)
         running.wait(30)
@@ -61,9 +61,12 @@ def test_each_request_is_an_attempt(server: ScriptedServer, url: str, tmp_path: 
             running.kill()
             running.wait()
     asked, streamed = read_recorded(url)
-    assert answered == f'{{"answer":"echo hello","attempt":"{asked.attempt.attempt_id}"}}'.encode()
-    assert asked.rollout.task == {"path": "/ask", "query": "q=hello"}
-    assert [call.asked for call in asked.answered] == ["hello"]
+    assert (
+        answered
+        == f'{{"answer":"echo hello @ home","attempt":"{asked.attempt.attempt_id}"}}'.encode()
+    )
+    assert asked.rollout.task == {"path": "/ask", "query": {"q": "hello @ home"}}
+    assert [call.asked for call in asked.answered] == ["hello @ home"]
     assert [call.asked for call in streamed.answered] == ["Begin: hello", "End: hello"]
     assert asked.attempt.status == streamed.attempt.status == "succeeded"
 

@@ -15,7 +15,13 @@ from lightspan import LightningRL
 from lightspan.algorithms.metrics import batch_metrics
 from lightspan.training.listeners import RunEvent
 from lightspan.training.results import Evaluation
-from lightspan_tools.alerts import Alert, AlertMonitor, print_alerts, update_notes
+from lightspan_tools.alerts import (
+    Alert,
+    AlertMonitor,
+    few_tasks_notes,
+    print_alerts,
+    update_notes,
+)
 from packages.core.tests.algorithms.scripted_world import episode
 
 RECORDED = Path(__file__).parent / "histories"
@@ -266,6 +272,28 @@ def test_air_without_a_tool_call_is_told_once() -> None:
     ]
     assert [(alert.name, alert.step) for alert in read(steps)] == [("air_is_idle", 1)]
     assert read([line(1, [[0.0, 1.0]], **{"air/a/seen": 0.0, "air/b/seen": 2.0})]) == []
+
+
+def test_rewards_on_calls_without_effect_are_told_once() -> None:
+    counts = {"batch/stray_rewards": 2.0, "batch/unused_step_rewards": 3.0}
+    alerts = read([line(step, [[0.0, 1.0]], **counts) for step in (1, 2)])
+    assert [(alert.name, alert.step) for alert in alerts] == [
+        ("rewards_are_stray", 1),
+        ("call_rewards_are_unused", 1),
+    ]
+    stray, unused = (alert.text for alert in alerts)
+    assert stray.startswith("2 rewards on a call went to an id that no call has")
+    assert unused.startswith('the reward of 3 calls had no effect: credit="terminal"')
+
+
+def test_fewer_tasks_than_a_step_takes_are_told() -> None:
+    config = {"tasks_per_step": 16, "train": {"tasks": 4}}
+    assert few_tasks_notes(config) == [
+        "tasks_per_step=16, and there are 4 training tasks: in a step a task runs about 4 times, "
+        "each time as a group of its own"
+    ]
+    assert few_tasks_notes({**config, "tasks_per_step": 4}) == []
+    assert few_tasks_notes({"train": {"tasks": 4}}) == []  # of a search for prompts
 
 
 def test_numbers_that_are_not_finite_do_not_end_the_alerts() -> None:

@@ -272,6 +272,15 @@ def test_calls_of_a_failed_try_are_counted_and_rejected_without_a_failure_reward
     assert [(reason.code, reason.calls) for reason in writer.rejected] == [("retried", 2)]
 
 
+def test_rewards_on_calls_without_effect_are_named(rl: Callable[..., Any], dry_apps: Any) -> None:
+    warnings = dev(rl, dry_apps.rewards_calls, ["1", "0"]).warnings
+    assert any(text.startswith("4 rewards on a call went to an id that no") for text in warnings)
+    assert any(text.startswith("the reward of 4 calls had no effect") for text in warnings)
+    options = {"algorithm": {"credit": "discounted"}}
+    warnings = dev(rl, dry_apps.rewards_calls, ["1", "0"], **options).warnings
+    assert not any("had no effect: credit" in text for text in warnings)
+
+
 def test_calls_that_are_too_long_are_rejected_by_name(
     rl: Callable[..., Any], dry_apps: Any
 ) -> None:

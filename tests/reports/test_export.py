@@ -140,20 +140,25 @@ def test_messages_are_conversations_with_the_answer_last(
 def test_filters_and_what_they_leave_out(one_step: tuple[Path, list[Row]]) -> None:
     run, _ = one_step
     stream = io.BytesIO()
-    done = export_run(run, "messages", stream, only=Filter(agents=("checker",), min_reward=1.0))
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert lines
-    assert {line["agent"] for line in lines} == {"checker"}
-    assert {line["rollout_reward"] for line in lines} == {1.0}
-    good = len({line["rollout_id"] for line in lines})
-    assert (done.rows, done.rollouts) == (good, good)
+    only = Filter(agents=("checker",), min_reward=1.0)
+    done = export_run(run, "messages", stream, only=only)
+    lines = exported(run, "messages", only=Filter(agents=("checker",)))
+    good = [line for line in lines if line["rollout_reward"] == 1.0]
+    imitated = [line for line in good if line["rejection"] is None]
+    assert good
+    assert [json.loads(line) for line in stream.getvalue().splitlines()] == imitated
+    assert {line["rejection"] for line in good} <= {None, "cut off"}
     # 3 tasks x 4 members and an evaluation of 1 before and after
-    assert done.left_out == {
-        "calls of other agents": 2 * good,
-        "rollouts of another mode or reward": 14 - good,
+    assert (done.rows, done.rollouts) == (len(imitated), len(good))
+    expected = {
+        "calls cut off": len(good) - len(imitated),
+        "calls of other agents": 2 * len(good),
+        "rollouts of another mode or reward": 14 - len(good),
     }
+    assert done.left_out == {reason: count for reason, count in expected.items() if count}
     text = done.text("messages", Path("x.jsonl"))
-    assert text.startswith(f"{good} messages of {good} rollouts to x.jsonl; left out: ")
+    counts = f"{len(imitated)} messages of {len(good)} rollouts"
+    assert text.startswith(f"{counts} to x.jsonl; left out: ")
 
 
 @pytest.mark.parametrize("what", ["spans", "transitions", "messages"])

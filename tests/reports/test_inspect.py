@@ -165,7 +165,7 @@ def test_the_start_or_end_of_an_id_is_enough_unless_several_share_it(
         inspect_run(run, "nobody")
 
 
-async def _stepwise_run(folder: RunFolder) -> None:
+async def _stepwise_run(folder: RunFolder, status: AttemptStatus = AttemptStatus.SUCCEEDED) -> None:
     """Write a run of one attempt, whose only reward is on its only call."""
     async with open_store(folder.store_url) as store:
         routing = LightningRL("a/model", optimize="writer").routing()
@@ -180,9 +180,7 @@ async def _stepwise_run(folder: RunFolder) -> None:
         reward = make_reward_span("r", 0.5, {c.REWARD_CALL_ID: "c"}).replace(**ids)
         ref = AttemptRef(attempt.attempt_id, attempt.epoch)
         await store.add_spans(ref, [reward])
-        ended = Report(
-            attempt_id=attempt.attempt_id, epoch=attempt.epoch, status=AttemptStatus.SUCCEEDED
-        )
+        ended = Report(attempt_id=attempt.attempt_id, epoch=attempt.epoch, status=status)
         await store.report([ended])
 
 
@@ -202,6 +200,17 @@ def test_rewards_on_calls_count_as_they_did_in_the_run(
     asyncio.run(_stepwise_run(folder))
     folder.add_metrics({"kind": "train", "step": 0})
     assert f"coverage of calls: {coverage}\n" in inspect_run(tmp_path)
+
+
+def test_a_rollout_that_ran_out_of_time_has_its_own_status(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_config({**LightningRL("a/model").config(), "run_id": "run"})
+    asyncio.run(_stepwise_run(folder, AttemptStatus.TIMEOUT))
+    [row] = inspect_run(tmp_path, page=Page(status="timeout")).splitlines()[-1:]
+    assert re.match(r"\S+ +train +0 +timeout ", row)
+    none = "no rollout is failed; there are: timeout 1"
+    assert inspect_run(tmp_path, page=Page(status="failed")).endswith(none)
+    assert ": timeout\n" in inspect_run(tmp_path, row.split()[0])
 
 
 def test_command_prints_or_fails_with_one_line(

@@ -74,15 +74,27 @@ def _text(value: float | None) -> str:
 
 def _check_alerts(summary: v.RunSummary, printed: Lines) -> None:
     warnings = [line for line in printed if line.startswith("warning, step ")]
-    assert warnings == [f"warning, step {each.step}: {each.text}" for each in summary.alerts]
+    alerts = [each for each in summary.alerts if each.name != "stopped"]  # inspect cannot tell
+    assert warnings == [f"warning, step {each.step}: {each.text}" for each in alerts]
+
+
+def _verdict(call: v.CallRow) -> str:
+    """Return what `lightspan inspect` prints of a call, which knows fewer fates."""
+    if call.fate == "recorded":  # of a search for prompts
+        return f"frozen agent {call.agent} is not selected"
+    fate = "rejected" if call.fate == "evaluation" else call.fate
+    return f"{fate} {call.reason}".rstrip()
 
 
 def _check_coverage(run: v.RunDetail, printed: Lines) -> None:
     fates: Counter[str] = Counter()
     for agent in run.agents:
-        fates.update({"trained": agent.trained, "frozen": agent.frozen})
+        frozen = agent.frozen + agent.recorded
+        fates.update({"trained": agent.trained, "frozen": frozen})
         fates.update({f"rejected:{reason}": n for reason, n in agent.rejected.items()})
-        assert agent.calls == agent.trained + agent.frozen + sum(agent.rejected.values())
+        fates["rejected:mode_not_train"] += agent.evaluation
+        rejected = sum(agent.rejected.values()) + agent.evaluation
+        assert agent.calls == agent.trained + frozen + rejected
     [line] = [line for line in printed if line.startswith("coverage of calls: ")]
     assert _counts(line.removeprefix("coverage of calls: ")) == +fates
     overridden = [line for line in printed if line.startswith("sampling overridden, in calls: ")]
@@ -133,8 +145,8 @@ async def _check_rollout(client: Client, path: str, row: v.RolloutRow, folder: P
     source = f" ({detail.source})" if detail.source else ""
     assert f"attempt {row.attempt_id}: reward {reward}{source}" in printed
     for call in detail.calls:
-        line = f"  {call.call_id}/{call.choice} {call.agent}: {call.fate} {call.reason}".rstrip()
-        assert line in printed
+        name = f"  {call.call_id}/{call.choice} {call.agent}"
+        assert f"{name}: {_verdict(call)}" in printed
         if call.why:
             assert f"    {call.why}" in printed
         name = quote(call.call_id, safe="")

@@ -100,6 +100,16 @@ async def test_an_agent_that_we_do_not_answer_is_refused() -> None:
             await ask(gateway, "/agents/helper/v1")
 
 
+async def test_a_path_with_an_encoded_slash_is_refused_with_the_right_one() -> None:
+    """It is the name of one agent with a slash in it, and no nested agent."""
+    async with serving() as gateway:
+        assert await ask(gateway, "/agents/team/writer/v1") == "I am sql"
+        with pytest.raises(
+            openai.BadRequestError, match=r"'team/writer' is: .*, /agents/team/writer/v1"
+        ):
+            await ask(gateway, "/agents/team%2Fwriter/v1")
+
+
 async def test_an_upstream_answers_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UPSTREAM_KEY", "upstream-key")
     with ScriptedServer("from upstream") as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -17,9 +18,11 @@ from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import SilentReporter
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Mode
 from lightspan.training.folder import RunFolder
 from lightspan_prompts.search.candidates import NO_CALLS, read_found
-from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
 
@@ -251,6 +254,34 @@ def searching(thinker: ScriptedServer, folder: Path, reporter: Any) -> Trainer:
     prompts = {"style": PromptTemplate("SHOUT it. Q: {q}")}
     algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2)
     return Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
+
+
+def test_an_attempt_that_an_endpoint_ended_is_paid_for(
+    thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    """Its first answer came; the second call got a 503, and the app was run again."""
+    failed = itertools.count()
+
+    def speaks(request: Request) -> Reply | str:
+        is_failure = request.last_text == "check word1" and next(failed) < 1
+        return Reply(status=503, text="busy") if is_failure else toy.speaks(request)
+
+    llm = LLM(base_url=thinker.url, model="thinker")
+    algorithm = GEPA({"style": PromptTemplate("Say. Q: {q}")}, llm, max_rollouts=14, minibatch=1)
+    with ScriptedServer(speaks) as model:
+        trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=SilentReporter())
+        trainer.fit(prompt_apps.styled_and_checked, toy.tasks(model.url, *range(4)))
+        answered = len(model.requests) - 1
+    found = algorithm.found
+    assert found is not None
+    assert (found.repeated, found.failed) == (1, 0)
+    assert found.calls == 2 * found.rollouts
+    episodes = stored_episodes(tmp_path / "run" / "store.db", mode=Mode.TRAIN)
+    calls = [call for e in episodes for one in (*e.earlier, e) for call in one.calls]
+    paid = [c.usage_of(call.span.attributes) for call in calls if call.span is not None]
+    assert len(calls) == answered + 1 == 2 * found.rollouts + 2
+    parts = zip(*paid, strict=True)
+    assert found.usage["own"] == tuple(sum(n or 0 for n in part) for part in parts)
 
 
 def test_an_app_needs_no_sdk(

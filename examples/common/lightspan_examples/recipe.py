@@ -79,9 +79,9 @@ class Recipe:
         )
 
     def _decay_steps(self) -> int | None:
-        """Return the number of optimiser steps over which the learning rate falls; None if `decay`
-        is None.
+        """Return the number of optimiser steps after the warm-up over which the learning rate
+        falls; None if `decay` is None.
         """
         if self.decay is None:
             return None
-        return max(1, round(self.decay * self.steps * self.minibatches))
+        return max(1, round(self.decay * self.steps * self.minibatches) - self.warmup)

@@ -89,7 +89,7 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
         learning_rate=settings.learning_rate,
         muon_learning_rate=settings.muon_learning_rate,
         warmup_steps=settings.warmup_steps,
-        decay_steps=updates or each,
+        decay_steps=max(1, (updates or each) - settings.warmup_steps),
     )
     return SFT(
         model,

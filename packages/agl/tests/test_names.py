@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,24 @@ def test_a_proxy_llm_of_the_users_own_takes_any_ids() -> None:
     assert of_attempt.get_base_url("r", "a") == of_attempt.get_base_url() == "http://host/v1"
     with pytest.raises(ConfigError, match=r"\('r', 'b'\): this attempt is \('r', 'a'\)"):
         of_attempt.get_base_url("r", "b")
+
+
+def test_resources_and_rollouts_have_methods_of_pydantic() -> None:
+    llm = agl.LLM(endpoint="http://h/v1", model="m", sampling_parameters={"temperature": 1})
+    other = llm.model_copy(update={"model": "n"}, deep=True)
+    other.sampling_parameters["temperature"] = 2
+    assert (llm.model, llm.sampling_parameters, other.model) == ("m", {"temperature": 1}, "n")
+    assert json.loads(llm.model_dump_json()) == llm.model_dump()
+    rollout = agl.Rollout(rollout_id="r", input={"q": 1}, start_time=0.0)
+    assert rollout.model_dump()["input"] == {"q": 1}
+    prompt = agl.PromptTemplate(template="a", engine="f-string")
+    assert prompt.model_copy(update={"template": "b"}).template == "b"
+    assert json.loads(prompt.model_dump_json())["template"] == "a"
+
+
+async def test_resources_of_a_wrong_type_are_named() -> None:
+    store = agl.InMemoryLightningStore()
+    with pytest.raises(ConfigError, match=r"^resources\['p'\] must be an LLM or PromptTemplate"):
+        await store.add_resources({"p": "text"})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"^initial_resources must be a mapping of names to"):
+        agl.Trainer(initial_resources=[1])  # type: ignore[arg-type]

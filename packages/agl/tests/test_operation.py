@@ -76,7 +76,7 @@ async def test_decorated_functions_run_and_are_recorded() -> None:
                 of_output: "3",
             },
         ),
-        ("parts", {}),
+        ("parts", {of_input: '{"count":2}'}),
     ]
     assert add.__name__ == "add"
 

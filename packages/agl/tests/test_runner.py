@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -14,9 +15,10 @@ import openai
 import pytest
 
 import lightspan_agl as agl
-from lightspan.errors import ConfigError, DataError, RewardError, UnsupportedError
+from lightspan.errors import AppError, ConfigError, DataError, RewardError, UnsupportedError
 from lightspan.production.redact import map_text
 from lightspan.schema.spans import SpanKind
+from lightspan_agl._agent_transport import MainLLM, as_app
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TOOLS: Any = [{"type": "function", "function": {"name": "rooms", "parameters": {"type": "object"}}}]
@@ -171,8 +173,6 @@ async def test_emitted_rewards_and_failures() -> None:
 
 
 async def test_tasks_are_json_as_in_training() -> None:
-    """Check a task with keys that are no text, and tasks that no training accepts."""
-
     @agl.rollout
     def agent(task: Any) -> float:
         seen.append(task)
@@ -181,15 +181,133 @@ async def test_tasks_are_json_as_in_training() -> None:
     seen: list[Any] = []
     runner, store = agl.LitAgentRunner[Any](max_rollouts=1), agl.InMemoryLightningStore()
     with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
-        rollout = await runner.step({1: "a", "b": {2: (3, 4)}})
-        await store.enqueue_rollout({1: "a"})
+        rollout = await runner.step({"z": "a", "b": {"y": (3, 4), "a": 1}})
+        await store.enqueue_rollout({"z": 1, "a": 2})
         await runner.iter()
-        for task in ({"a": math.nan}, {(1, 2): 3}, object()):
+        for task in ({"a": math.nan}, object()):
             with pytest.raises(DataError, match=r"^input is not JSON: .*A task is made of dicts"):
                 await runner.step(task)
-    assert seen == [{"1": "a", "b": {"2": [3, 4]}}, {"1": "a"}]
+        with pytest.raises(DataError, match=r"^input\['a'\] has the key \(1, 2\)"):
+            await runner.step({"a": {(1, 2): 3}})
+    expected = [{"z": "a", "b": {"y": [3, 4], "a": 1}}, {"z": 1, "a": 2}]
+    assert repr(seen) == repr(expected)  # with the keys in order
     assert rollout.input == seen[0]
     assert [each.status for each in await store.query_rollouts()] == ["succeeded"] * 2
+
+
+class Counts(agl.LitAgent[Any]):
+    """An agent that keeps what it did, as agents of the original's debugging tutorial do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.bonus = [0]
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        self.seen.append(task)
+        return float(len(self.seen) + self.bonus[0])
+
+
+class Notes(agl.Hook):
+    def __init__(self) -> None:
+        self.agents: list[Any] = []
+
+    def on_rollout_end(self, *, agent: Any, **others: Any) -> None:  # type: ignore[override]
+        """Note the agent; a method that is not async is called too."""
+        self.agents.append(agent)
+
+
+async def test_the_runner_uses_the_callers_agent() -> None:
+    agent, notes, store = Counts(), Notes(), agl.InMemoryLightningStore()
+    runner = agl.LitAgentRunner[Any](max_rollouts=2)
+    with runner.run_context(agent=agent, store=store, hooks=notes):
+        await runner.step("a")
+        queued = [await store.enqueue_rollout(task) for task in ("b", "c")]
+        await runner.iter()
+        agent.bonus[0] = 10
+        last = await runner.step("d")
+    rewards = [
+        agl.find_final_reward(await store.query_spans(rollout.rollout_id))
+        for rollout in (*queued, last)
+    ]
+    assert rewards == [2, 3, 14]
+    assert agent.seen == ["a", "b", "c", "d"]
+    assert [each is agent for each in notes.agents] == [True] * 4
+
+
+def test_trainers_use_the_callers_agent() -> None:
+    @agl.algo
+    async def algorithm(store: agl.LightningStore) -> None:
+        queued = [(await store.enqueue_rollout(task)).rollout_id for task in "ab"]
+        await store.wait_for_rollouts(rollout_ids=queued)
+
+    agent = Counts()
+    agl.Trainer(algorithm=algorithm).fit(agent)
+    prompt = agl.PromptTemplate(template="x")
+    agl.Trainer(initial_resources={"p": prompt}).dev(agent, ["c"])
+    assert agent.seen == ["a", "b", "c"]
+    # what rollouts changed is no reason to refuse the agent, and what the user changed is
+    as_app(agent, MAIN)
+    agent.bonus[0] = 1
+    with pytest.raises(AppError, match="the agent Counts: bonus was set or changed"):
+        as_app(agent, MAIN)
+
+
+MAIN = MainLLM(model="m", sampling={"train": {}, "val": {}})
+
+
+async def test_resources_are_bound_when_a_rollout_is_queued() -> None:
+    @agl.rollout
+    async def agent(task: Any, prompt_template: agl.PromptTemplate) -> float:
+        return float(prompt_template.template)
+
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](max_rollouts=4)
+    early = await store.enqueue_rollout(0)  # before there are any resources
+    queued = []
+    for text in "123":
+        update = await store.add_resources({"p": agl.PromptTemplate(template=text)})
+        queued.append(await store.enqueue_rollout(0))
+        assert queued[-1].resources_id == update.resources_id
+    with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
+        await runner.iter()
+    spans = [await store.query_spans(each.rollout_id) for each in (*queued, early)]
+    assert [agl.find_final_reward(each) for each in spans] == [1, 2, 3, 3]
+
+
+async def test_each_rollout_has_its_own_resources() -> None:
+    @agl.rollout
+    def agent(task: Any, llm: agl.LLM) -> float:
+        llm.model = "changed"
+        return float(llm.sampling_parameters.pop("temperature", -1.0))
+
+    llm = agl.LLM(endpoint="http://h/v1", model="m", sampling_parameters={"temperature": 0.5})
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any]()
+    update = await store.add_resources({"main_llm": llm})
+    with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
+        rollouts = [await runner.step(number) for number in range(2)]
+    spans = [await store.query_spans(each.rollout_id) for each in rollouts]
+    assert [agl.find_final_reward(each) for each in spans] == [0.5, 0.5]
+    assert update.resources["main_llm"] == llm
+    trainer = agl.Trainer(initial_resources={"main_llm": llm})
+    summary = await asyncio.to_thread(trainer.dev, agent, [0, 1])  # type: ignore[arg-type]
+    assert (summary.rewards, llm.model) == ([0.5, 0.5], "m")  # type: ignore[union-attr]
+
+
+async def test_a_rollout_in_which_nothing_was_recorded_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @agl.rollout
+    def agent(task: Any) -> None:
+        if task == "emit":
+            agl.emit_reward(1.0)
+
+    store, runner = agl.InMemoryLightningStore(), agl.LitAgentRunner[Any](max_rollouts=3)
+    for task in ("emit", "", ""):
+        await store.enqueue_rollout(task)
+    with runner.run_context(agent=agent, store=store):  # type: ignore[arg-type]
+        await runner.iter()
+    [record] = [each for each in caplog.records if "no reward and no call" in each.message]
+    assert "workers of a global queue" in record.message
 
 
 async def spans_of(function: Callable[[], Any], returned: float | None = None) -> list[agl.Span]:

@@ -24,3 +24,12 @@ def test_a_plugin_that_is_not_installed_is_named_with_its_command(
 def test_a_name_that_nobody_provides() -> None:
     with pytest.raises(AttributeError, match="module 'lightspan' has no attribute 'Trainers'"):
         lightspan.Trainers  # noqa: B018
+
+
+def test_a_star_import_without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "installed_plugins", lambda kind: {})
+    names: dict[str, object] = {}
+    exec("from lightspan import *", names)
+    assert {"LightningRL", "Trainer", "record", "rollout"} <= names.keys()
+    assert "SFT" not in names
+    assert "SFT" not in dir(lightspan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import openai
 import pytest
 from hypothesis import given, strategies as st
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -14,8 +15,9 @@ import lightspan
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 from lightspan.errors import DataError, LightspanError
+from lightspan.production.record import record
 from lightspan.schema import semconv as c
-from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus
+from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanLink, SpanStatus, now_ns
 from lightspan_otel.convert import (
     LightspanSpanProcessor,
     decode_otlp,
@@ -23,6 +25,7 @@ from lightspan_otel.convert import (
     export,
     from_otel,
 )
+from lightspan_testing.attempts import read_recorded
 
 FULL = Span(
     span_id="00f067aa0ba902b7",
@@ -139,3 +142,23 @@ def test_processor_keeps_the_spans_of_a_scope_under_the_acting_agent() -> None:
     )
     assert {span.attempt_id for span in (inner, outer, agent)} == {"at"}
     assert inner.attributes[c.AGENT_PATH] == "writer"
+    provider.shutdown()
+
+
+def test_a_call_that_the_processor_sees_too_counts_once(client: openai.OpenAI, url: str) -> None:
+    """Check spans around the recorded call and after it, and the span of another call."""
+    provider = TracerProvider()
+    provider.add_span_processor(LightspanSpanProcessor())
+    tracer = provider.get_tracer("app")
+    llm = {c.OPENINFERENCE_KIND: "LLM"}
+    with record(url), lightspan.operation("request"):
+        start = now_ns()
+        with tracer.start_as_current_span("around", attributes=llm):
+            client.responses.create(model="m", input="hi")
+        tracer.start_span("after", start_time=start, attributes=llm).end()
+        tracer.start_span("another", attributes=llm).end()
+    provider.shutdown()
+    [recorded] = read_recorded(url)
+    kinds = {span.name: span.kind for span in recorded.spans}
+    assert (kinds["around"], kinds["after"]) == (SpanKind.CHAIN, SpanKind.CHAIN)
+    assert [call.name for call in recorded.calls] == ["chat m", "another"]

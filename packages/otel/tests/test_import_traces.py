@@ -10,6 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
@@ -21,8 +22,9 @@ from lightspan.schema.records import AttemptStatus, Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
 from lightspan_otel.import_traces import Imported, import_file, read_file
-from lightspan_otel.ingest import gathered
+from lightspan_otel.ingest import SENDER, gathered
 from lightspan_otel.otlp import convert_ids
+from lightspan_testing.strategies import make_attempt, make_rollout, make_span
 from packages.otel.tests.trace_files import (
     AGENT,
     ASKED,
@@ -109,6 +111,34 @@ FORMS: dict[str, str | bytes] = {
     "langfuse-observations.json": json.dumps({"data": LANGFUSE["observations"], "meta": {}}),
     "langfuse-blobs.jsonl": lines(BLOBS),
 }
+
+
+def test_siblings_of_two_libraries_are_one_call() -> None:
+    """Check spans of one call, one made after the answer, beside a call of equal shape."""
+    plain = {c.OPERATION_NAME: "chat", c.REQUEST_MODEL: "m", c.INPUT_TOKENS: 1, c.OUTPUT_TOKENS: 2}
+    theirs = {**plain, c.OPENINFERENCE_KIND: "LLM"}
+    spans = [
+        make_span(
+            f"{number:016x}",
+            SpanKind.OTHER if number == 170 else SpanKind.LLM,
+            parent_id=None if number == 170 else f"{170:016x}",
+            name=f"span {number}",
+            start_ns=START + begin,
+            end_ns=START + end,
+            attributes=attributes,
+        )
+        for number, begin, end, attributes in (
+            (170, 0, 100, {}),
+            (1, 10, 40, {**plain, c.RESPONSE_ID: "resp_1"}),
+            (2, 11, 39, theirs),
+            (3, 20, 60, theirs),
+            (4, 70, 90, plain),
+        )
+    ]
+    attempt = msgspec.structs.replace(make_attempt("1"), runner_id=SENDER)
+    _, settled = gathered(make_rollout("1"), attempt, spans)
+    calls = [span.name for span in settled if span.kind is SpanKind.LLM]
+    assert sorted(calls) == ["span 1", "span 3", "span 4"]
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -21,6 +21,7 @@ from lightspan.errors import ConfigError
 from lightspan.production.record import record
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus
+from lightspan.schema.spans import now_ns
 from lightspan_testing.attempts import Recorded, captured, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 from packages.otel.tests.dialects import ASKED, DIALECTS, GENAI, OPENINFERENCE
@@ -147,6 +148,18 @@ def test_a_call_that_the_shim_records_is_its_own(
     assert only(url).tree() == (
         "invoke_workflow writer\n  invoke_agent writer\n    chat m @writer\n    chat groq/m @writer"
     )
+
+
+def test_a_span_that_is_made_after_the_answer_is_no_call_of_its_own(
+    tracer: Tracer, url: str, client: openai.OpenAI
+) -> None:
+    """Check a span with an earlier start, as OpenLLMetry makes for the Responses API."""
+    with record(url), lightspan.operation("request"):
+        start = now_ns()
+        client.responses.create(model="m", input="hi")
+        tracer.start_span("openai.response", start_time=start, attributes=GENAI).end()
+        bypassing(tracer)
+    assert [call.name for call in only(url).calls] == ["chat m", "chat groq/m"]
 
 
 def test_of_two_spans_of_one_call_the_inner_one_is_it(tracer: Tracer, url: str) -> None:

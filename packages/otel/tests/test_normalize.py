@@ -119,6 +119,22 @@ def test_an_error_that_an_event_tells_of() -> None:
     assert normalized(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
 
 
+def test_keys_in_errors_and_messages_are_replaced() -> None:
+    key = "sk-" + "abcdefghijklmnopqrstuvwx1234567890"
+    error = {c.EXCEPTION_TYPE: "E", c.EXCEPTION_MESSAGE: f"bad key {key}"}
+    message = genai_messages.dump([{"role": "user", "content": f"my key is {key}"}])
+    result = normalized(
+        span(
+            {c.OPERATION_NAME: "chat", c.INPUT_MESSAGES: message},
+            status_message=f"refused: {key}",
+            events=[SpanEvent("exception", 1, error), SpanEvent("gen_ai.choice", 1, {"text": key})],
+        )
+    )
+    assert key not in repr(result)
+    assert result.status_message == "refused: <key>"
+    assert result.attributes[c.KEYS_REPLACED] is True
+
+
 def test_what_a_sender_may_not_say() -> None:
     """Attributes that only gateway and runners set, or that readers cannot decode, are dropped."""
     said = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,7 +25,9 @@ from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
 from lightspan_otel import span_exporter as module
+from lightspan_otel.otlp import PROTOBUF, encode_answer
 from lightspan_otel.span_exporter import current, enqueue
+from lightspan_otel.to_otel import to_otel
 from lightspan_testing.scripted import ScriptedServer
 from packages.otel.tests.backend import Backend
 
@@ -109,6 +112,21 @@ class Stuck(SpanExporter):
         assert self.released.wait(60)
         self.spans += len(spans)
         return SpanExportResult.SUCCESS
+
+
+def test_spans_that_the_backend_rejects_are_counted(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check OTLP's partial success, which has the status 200."""
+    backend.reply = lambda number: (200, {}, encode_answer(PROTOBUF, ["no such attempt"]))
+    exporter = OTLPSpanExporter(endpoint=f"{backend.url}/v1/traces")
+    with otel.send(exporter) as handle, caplog.at_level(logging.WARNING):
+        handle.enqueue([SPAN, SPAN])
+        assert handle.flush()
+        handle.enqueue([SPAN])
+        assert handle.flush()
+        assert (handle.sent, handle.lost) == (1, 2)
+    assert caplog.text.count("OTLPSpanExporter rejected 1 spans: no such attempt") == 1
 
 
 def test_a_full_queue_drops_and_counts(
@@ -303,6 +321,14 @@ def test_production_is_sent_as_it_is_kept(
     assert "Where?" in str(call.attributes[c.INPUT_MESSAGES])
     assert by_kind[SpanKind.REWARD].attributes[c.REWARD_VALUE] == 0.5
     assert by_kind[SpanKind.AGENT].span_id == call.parent_id
+
+
+def test_user_session_and_tags_are_sent_under_their_usual_names() -> None:
+    values: dict[str, Any] = {"user": "u7", "session": "s1", "tags": ["beta", "eu"], "other": 1}
+    span = SPAN.replace(attributes={c.ANNOTATION + key: value for key, value in values.items()})
+    attributes = dict(to_otel(span).attributes or {})
+    assert (attributes["user.id"], attributes["session.id"]) == ("u7", "s1")
+    assert attributes["tag.tags"] == attributes["langfuse.trace.tags"] == ("beta", "eu")
 
 
 def test_a_redacted_span_is_sent_redacted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from packages.prompts.tests.made_up import TASKS, World, call, gepa, pool, score
 async def test_siblings_are_merged(server: ScriptedServer, tmp_path: Path) -> None:
     """The library's choice among ancestors fails where their scores sum to 0."""
     merged, batches = [], []
-    for seed in (7, 9, 14):  # some of which merge siblings
+    for seed in (5, 10, 17):  # some of which merge siblings
         world = World(tmp_path / str(seed))
         found = await search(gepa(server, seed=seed, proposals=3, max_rollouts=200), world)
         assert world.batches[:2] == [5, 6]  # the selection split; both minibatches concurrently
@@ -34,7 +35,7 @@ async def test_siblings_are_merged(server: ScriptedServer, tmp_path: Path) -> No
         ]
     assert [[0], [0]] in merged
     assert {10, 15} & set(batches)  # two or three candidates on the selection split concurrently
-    alone = await search(gepa(server, merge=False, proposals=3, seed=7), World(tmp_path / "alone"))
+    alone = await search(gepa(server, merge=False, proposals=3, seed=5), World(tmp_path / "alone"))
     assert all(len(each.parents) < 2 for each in alone.candidates)
 
 
@@ -138,7 +139,7 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
 
 
 @pytest.mark.parametrize(
-    "limit", [{"max_rollouts": 20}, {"max_rollouts": 90}, {"max_reflections": 2}]
+    "limit", [{"max_rollouts": 20}, {"max_rollouts": 60}, {"max_reflections": 2}]
 )
 async def test_a_smaller_budget(
     server: ScriptedServer, tmp_path: Path, limit: dict[str, int]
@@ -198,3 +199,36 @@ async def test_finalists_that_are_paid_for_need_no_rollouts(
     again = World(tmp_path)
     assert pool(await search(gepa(server, max_rollouts=less.rollouts + 16), again)) == pool(found)
     assert again.rollouts_done == 0
+
+
+@pytest.mark.parametrize(("tasks", "minibatch"), [(4, 3), (5, 2)])
+async def test_a_minibatch_has_no_task_twice(
+    server: ScriptedServer, tmp_path: Path, tasks: int, minibatch: int
+) -> None:
+    """The library fills a minibatch up with tasks that are in it already."""
+    world = World(tmp_path)
+    world.tasks = TASKS[:tasks]
+    await search(gepa(server, max_rollouts=60, minibatch=minibatch, merge=False), world)
+    lines = (tmp_path / "journal/gepa.jsonl").read_text().splitlines()
+    batches = [
+        [one["task_id"] for one in entry["seen"]]
+        for entry in map(json.loads, lines)
+        if entry.get("split") == "feedback"
+    ]
+    assert len(batches) > 4
+    assert {len(batch) for batch in batches} == {2}
+    assert all(len(set(batch)) == 2 for batch in batches)
+    note = "minibatch=3: reflections show 2 tasks, all that the selection split leaves"
+    assert (note in world.notes) is (minibatch == 3)
+
+
+async def test_a_merge_on_a_small_selection_split_repeats_no_task(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    world = World(tmp_path)
+    world.tasks = TASKS[:8]
+    await search(gepa(server, max_rollouts=200), world)
+    lines = (tmp_path / "journal/gepa.jsonl").read_text().splitlines()
+    for entry in map(json.loads, lines):
+        ids = [one["task_id"] for one in entry.get("seen", ())]
+        assert len(set(ids)) == len(ids)

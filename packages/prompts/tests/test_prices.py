@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from lightspan.capture import sdk_instrumentation
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 from lightspan.errors import ConfigError
-from lightspan.lightning.episode import build_episode
+from lightspan.lightning.episode import Episode, build_episode
 from lightspan.schema.genai_messages import dump
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_testing.scripted import Reply, ScriptedServer
@@ -134,6 +136,79 @@ async def test_a_stream_without_usage_is_estimated(tmp_path: Path) -> None:
     answer = "Sehr gerne, das ist eine Antwort in ganzen Sätzen. " * 10
     assert (sent, received) == (-(-len(told) // 4), -(-len(answer.encode()) // 4))
     assert counted.tokens > 0
+
+
+async def test_calls_that_nobody_waited_for_are_estimated(tmp_path: Path) -> None:
+    """Their text was sent, and the endpoint may charge an answer of `max_tokens`."""
+    scope = AttemptContext(rollout_id="ro-1", attempt_id="at-1")
+    asked: Any = [{"role": "user", "content": "12345678"}]
+    late = Reply(text="too late", delay_s=0.5)
+    with ScriptedServer(lambda request: late) as model, open_scope(scope):
+        client = openai.AsyncOpenAI(base_url=model.url, api_key="key", max_retries=0)
+        create: Any = client.chat.completions.create
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(
+                create(model="small", messages=asked, max_completion_tokens=50), 0.1
+            )
+        with pytest.raises(openai.APITimeoutError):
+            await create(model="small", messages=asked, timeout=0.1)
+        refused = openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="key", max_retries=0)
+        with pytest.raises(openai.APIConnectionError):
+            await refused.chat.completions.create(model="small", messages=asked)
+        await client.close()
+        await refused.close()
+    sdk_instrumentation.uninstall()
+    sdk_instrumentation.close()
+    episode = build_episode(
+        make_attempt("1", reward=1.0), make_rollout("1"), scope.recorder.drain(), []
+    )
+    evidence = evidence_of(episode, None)
+    assert len(episode.calls) == 3
+    assert (evidence.unanswered, evidence.estimated) == (2, 0)
+    assert evidence.usage == {"small": (4, 50)}
+
+
+async def test_a_budget_bounds_calls_without_an_answer(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    lost = call(1, "small", 0, 0)
+    assert lost.span is not None
+    asked = dump([{"role": "user", "content": "1234"}])
+    lost.span.attributes.update(
+        {
+            "lightspan.call.outcome": "cancelled",
+            "gen_ai.input.messages": asked,
+            "gen_ai.request.max_tokens": 999,
+        }
+    )
+    options = {"max_tokens": 20_000, "max_reflections": 9}
+    result = await search(gepa(server, **options), World(tmp_path, calls=[lost]))
+    assert result.ended.startswith("max_tokens=20000 is used up")
+    assert result.usage["small"] == (result.rollouts, 999 * result.rollouts)
+    assert result.unanswered == result.rollouts
+    assert any(
+        note.startswith(f"{result.rollouts} model calls of the app had no answer in time")
+        for note in result.notes()
+    )
+
+
+async def test_repeated_attempts_are_paid_for(server: ScriptedServer, tmp_path: Path) -> None:
+    """Each attempt that an error of the endpoint ended has made its calls before."""
+
+    class Repeating(World):
+        async def rollouts(self, *args: Any, **options: Any) -> list[Episode]:
+            episodes = await super().rollouts(*args, **options)
+            lost = replace(episodes[0], attempt_id="at-lost", reward=None)
+            return [replace(episodes[0], earlier=(lost, lost)), *episodes[1:]]
+
+    world = Repeating(tmp_path, calls=[call(1, "small", 90, 10)])
+    result = await search(gepa(server, max_rollouts=40, max_cost=99.0, prices=PRICES), world)
+    assert result.repeated == 2 * len(world.batches)
+    paid = result.rollouts + len(world.batches)  # both lost attempts have the same id
+    assert result.usage["small"] == (90 * paid, 10 * paid)
+    assert any(
+        note.startswith(f"{result.repeated} attempts came to nothing") for note in result.notes()
+    )
 
 
 def test_an_estimate_is_of_texts_alone() -> None:

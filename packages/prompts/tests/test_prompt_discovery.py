@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -21,6 +22,8 @@ from lightspan.errors import ConfigError, RewardError, UnknownAgentError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import PromptPlace
+from lightspan.schema.records import task_id
+from lightspan.schema.resources import INSTRUCTIONS
 from lightspan.schema.system_prompts import (
     ASKS,
     NEW_AGENT,
@@ -28,7 +31,8 @@ from lightspan.schema.system_prompts import (
     OTHER_TEXT,
     Instructions,
 )
-from lightspan_prompts.search.evaluator import Evaluator
+from lightspan_prompts.search.candidates import Candidate
+from lightspan_prompts.search.evaluator import Evaluator, Trial
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.search.prompt_discovery import Surveyed, survey
 from lightspan_prompts.search.search_log import SearchLog
@@ -282,6 +286,83 @@ def test_an_agent_that_asks_for_its_text(ask: Any, pattern: str) -> None:
     assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])
     first, _ = (call.span.attributes for call in episode.calls if call.span is not None)
     assert (first[c.PROMPT_APPLIED], first[c.PROMPT_REASON]) == (False, ASKS)
+
+
+class Played:
+    """Stand-in for the trainer's context that plays the rollouts of an app, each with reward 1."""
+
+    def __init__(self, app: App, *patterns: str) -> None:
+        self._app = app
+        self._survey = Instructions(surveyed=list(patterns))
+        self.tasks = 0
+
+    async def rollouts(self, tasks: Any, *args: Any, resources: Any = None) -> list[Episode]:
+        self.tasks += len(tasks)
+        told = [self._survey] * len(tasks) if resources is None else resources
+        texts = [one if isinstance(one, Instructions) else one[INSTRUCTIONS] for one in told]
+        episodes = [played(self._app, one, 1)[0] for one in texts]
+        return [
+            replace(e, task_id=task_id(task), reward=1.0, reward_source="returned")
+            for e, task in zip(episodes, tasks, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_text_that_was_changed_before_a_resume_is_refused(
+    ask: Any, tmp_path: Path, is_named: bool
+) -> None:
+    """No rollout after the first is paid for, and nothing of it is logged."""
+
+    def app_with(text: str) -> App:
+        return lambda n: ask("desk", prompt("desk", text) if is_named else text)
+
+    def trials(text: str) -> tuple[Evaluator, Played]:
+        runs = Played(app_with(text), "desk")
+        return Evaluator(runs, {}, SearchLog(tmp_path / "gepa.jsonl", "gepa"), 0.0), runs
+
+    first, _ = trials(OTHER)
+    await first.begin([0, 1], ["desk"], print)
+    before = (tmp_path / "gepa.jsonl").read_bytes()
+    again, runs = trials("Another text, written by the user meanwhile.")
+    prompts = await again.begin([0, 1], ["desk"], print)
+    await again.evaluate([Trial("selection", {"desk": OTHER}, [0, 1])])  # the survey's rollouts
+    new = Trial("feedback", {"desk": prompts["desk"].template + " Briefly."}, [2, 3])
+    with pytest.raises(ConfigError, match=r"text of 'desk' has changed since .* restore it"):
+        await again.evaluate([new])
+    assert runs.tasks == 2
+    same, _ = trials(OTHER)
+    await same.begin([0, 1], ["desk"], print)
+    await same.evaluate([Trial("selection", {"desk": OTHER}, [0, 1])])
+    assert (tmp_path / "gepa.jsonl").read_bytes().startswith(before)
+    [evaluation] = await same.evaluate([new])
+    assert [one.sent for one in evaluation.seen] == [["desk"], ["desk"]]
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_text_that_was_never_sent_is_not_chosen(
+    ask: Any, tmp_path: Path, is_sent: bool
+) -> None:
+    """The agent's text varies, or it is not called: no reward is that of the candidate."""
+    is_learned = True
+
+    def app(n: int) -> None:
+        ask("clerk", "You are a clerk.")
+        if is_learned or is_sent:
+            ask("desk", OTHER)
+
+    trials = Evaluator(
+        Played(app, "desk", "clerk"), {}, SearchLog(tmp_path / "gepa.jsonl", "gepa"), 0.0
+    )
+    await trials.begin([0, 1], ["desk", "clerk"], print)
+    is_learned = False
+    texts = {"desk": "Sum up.", "clerk": "You are a clerk."}
+    first, second = await trials.evaluate(
+        [Trial("selection", {**texts, "desk": OTHER}, [0, 1]), Trial("selection", texts, [0, 1])]
+    )
+    new = Candidate(templates=texts, parents=[0], rewards={}, mean=0.0, rollouts=0)
+    old = msgspec.structs.replace(new, templates={**texts, "desk": OTHER}, parents=[])
+    assert trials.with_rewards(new, [second.seen]).is_scored is is_sent
+    assert trials.with_rewards(old, [first.seen]).is_scored
 
 
 async def test_a_survey_without_any_reward_is_not_kept(ask: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightspan import PromptTemplate
+from lightspan.schema.prompts import LearnedPrompt
 from lightspan_prompts.apo import reflection_prompts
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.reflection import Unusable, proposed_template, proposed_text
@@ -67,3 +68,32 @@ def test_the_text_of_an_answer(answer: str, text: str) -> None:
 def test_answers_without_a_new_text(answer: str, reason: str, message: str) -> None:
     with pytest.raises(Unusable, match=message):
         proposed_template(PromptTemplate("Do {q}."), answer, reason)
+
+
+def test_a_fence_between_the_marks_is_no_part_of_the_text() -> None:
+    """Unless the prompt itself is a fenced block."""
+    answer = "<prompt>\n```text\nDo {q} now.\n```\n</prompt>"
+    assert proposed_template(PromptTemplate("Do {q}."), answer, "stop").template == "Do {q} now."
+    fenced = PromptTemplate("```\nDo {q}.\n```")
+    assert proposed_template(fenced, answer, "stop").template == "```text\nDo {q} now.\n```"
+    two = "<prompt>\n```\n{q}\n```\nor\n```\nb\n```\n</prompt>"
+    assert proposed_template(PromptTemplate("Do {q}."), two, "stop").template.count("```") == 4
+
+
+def test_a_literal_that_looks_like_a_placeholder_stays_doubled() -> None:
+    """In the question, in the new template and in the diff; other literal braces likewise."""
+    template = PromptTemplate("Greet {user}, write {{user}} for the name, and {{other}}. {q}")
+    asked = question("style", template, [])
+    assert f"<prompt>\n{template.template}\n</prompt>" in asked
+    assert "A brace that is not filled is doubled, {{ or }}" in asked
+    answer = "<prompt>\nHi {user}: {{user}}, {{other}}, {more}. {q}\n</prompt>"
+    after = proposed_template(template, answer, "stop")
+    assert after.template == "Hi {user}: {{user}}, {{other}}, {{more}}. {q}"
+    assert after.format(user="U", q="Q") == "Hi U: {user}, {other}, {more}. Q"
+    diff = LearnedPrompt(before=template, after=after).diff()
+    assert "{{user}} for the name" in diff
+    assert "{user}: {{user}}" in diff
+    with pytest.raises(Unusable, match=r"no {user} and no {q} that str.format can fill"):
+        proposed_template(template, '<prompt>{user} {q} {"a": 1}</prompt>', "stop")
+    with pytest.raises(Unusable, match=r"has no {user}"):
+        proposed_template(template, "<prompt>{{user}} {q}</prompt>", "stop")

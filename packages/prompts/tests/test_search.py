@@ -79,7 +79,11 @@ async def test_it_ends_when_all_is_solved(make: Make, tmp_path: Path) -> None:
     world = World(tmp_path, lambda task, texts: 1.0)
     result = await search(make(perfect_reward=1.0), world)
     assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
-    assert result.ended == "the selection split has the perfect reward on every task"
+    assert result.ended == (
+        "every task of the selection split has perfect_reward=1 with the initial prompts, so "
+        "there is nothing to learn; if a higher reward is possible, give it as perfect_reward=, "
+        "or perfect_reward=None"
+    )
     assert any("the prompts stay unchanged" in note for note in world.notes)
 
 

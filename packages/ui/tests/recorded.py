@@ -71,6 +71,7 @@ async def record(
     *,
     question: str = "How do I pay?",
     answer: str = "By card.",
+    tools: Sequence[Json] = (),
     service: str = "support",
     token: str = "",
     more: dict[str, Any] | None = None,
@@ -105,6 +106,10 @@ async def record(
         call_span(attempt, 0, "router", question, "billing"),
         call_span(attempt, 2, "router/writer", question, answer),
     ]
+    if tools:
+        message = {"role": "assistant", "content": None, "tool_calls": list(tools)}
+        output = {c.OUTPUT_MESSAGES: genai_messages.dump([message])}
+        calls[1] = calls[1].replace(attributes={**calls[1].attributes, **output})
     emitted = [] if reward is None else [_reward_span(attempt, reward)]
     await store.add_spans(ref(attempt), [root, tool, *calls, *emitted, *spans])
     status = AttemptStatus.FAILED if fails else AttemptStatus.SUCCEEDED
@@ -167,15 +172,15 @@ async def make_run(
     async with open_store(folder.store_url) as store:
         routing = make_routing({"writer": "main"}, None, "main", None)
         resources = await store.put_resources({ROUTING: routing})
-        _evaluate(folder, 0, 0.25)
+        evaluate(folder, 0, 0.25)
         for step in range(1, steps + 1):
             explained = {}
             for place, reward in enumerate(rewards):
-                key = await _train(store, resources, step, place, reward)
+                key = await roll_out(store, resources, step, place, reward)
                 explained[key] = explanation(step, place, reward, rewards)
             folder.write_explanations(step, explained.items())
             folder.add_metrics(metrics_line(step, rewards))
-        _evaluate(folder, steps, 0.75)
+        evaluate(folder, steps, 0.75)
     if is_complete:
         folder.write_result({"steps": steps, "summary": "held-out reward: 0.25 -> 0.75"})
     return folder
@@ -221,8 +226,31 @@ def explanation(
     )
 
 
-async def _train(store: Store, resources: str, step: int, place: int, reward: float) -> str:
-    """Record a rollout of a step; return the key of the call that is trained."""
+async def roll_out(
+    store: Store,
+    resources: str,
+    step: int,
+    place: int,
+    reward: float | None,
+    *,
+    mode: Mode = Mode.TRAIN,
+    fails: str = "",
+    agent: str = "writer",
+    more: dict[str, Any] | None = None,
+) -> str:
+    """Record a rollout of a step; return the key of its first call.
+
+    Args:
+        store: the store of the run.
+        resources: id of the resources with the routing.
+        step: number of the step.
+        place: place in the group.
+        reward: what the app returned; None if nothing.
+        mode: mode of the rollout.
+        fails: message of the app's error; empty if it succeeded.
+        agent: path of the agent of the first call.
+        more: further attributes of the first call.
+    """
     name = f"ro-{step}-{place}"
     rollout = make_rollout(
         name,
@@ -231,19 +259,20 @@ async def _train(store: Store, resources: str, step: int, place: int, reward: fl
         run_id=RUN_ID,
         group_id=f"group-{step}",
         step=step,
-        mode=Mode.TRAIN,
+        mode=mode,
         resources_id=resources,
     )
     await store.enqueue([rollout])
     [claim] = await store.claim("runner", 1, LEASE_S, RUN_ID)
     attempt = claim.attempt
     calls = [
-        call_span(attempt, 0, "writer", f"task {step}", f"answer {place}"),
+        call_span(attempt, 0, agent, f"task {step}", f"answer {place}"),
         call_span(attempt, 1, "checker", f"check {step}", "fine"),
     ]
+    calls[0] = calls[0].replace(attributes={**calls[0].attributes, **(more or {})})
     for number, span in enumerate(calls):
         call_id = str(span.attributes[c.CALL_ID])
-        fields = {"policy": "main", "agent_path": "writer", "sequence_start": 0, "sequence_end": 1}
+        fields = {"policy": "main", "agent_path": agent, "sequence_start": 0, "sequence_end": 1}
         records = [make_record(attempt, call_id, **fields)] if number == 0 else []
         await store.add_calls([StoredCall(span=span, records=records, epoch=attempt.epoch)])
     await store.report(
@@ -251,15 +280,18 @@ async def _train(store: Store, resources: str, step: int, place: int, reward: fl
             Report(
                 attempt_id=attempt.attempt_id,
                 epoch=attempt.epoch,
-                status=AttemptStatus.SUCCEEDED,
-                reward=Reward(reward, {"style": 0.5}),
+                status=AttemptStatus.FAILED if fails else AttemptStatus.SUCCEEDED,
+                outcome=Outcome.APP_ERROR if fails else Outcome.OK,
+                message=fails,
+                reward=None if reward is None else Reward(reward, {"style": 0.5}),
             )
         ]
     )
     return f"{attempt.attempt_id}/{calls[0].attributes[c.CALL_ID]}/0"
 
 
-def _evaluate(folder: RunFolder, step: int, reward: float) -> None:
-    rewards = {f"held-{number}": min(1.0, reward + 0.05 * number) for number in range(4)}
+def evaluate(folder: RunFolder, step: int, reward: float, tasks: int = 4) -> None:
+    """Add an evaluation whose rewards are a little above `reward`."""
+    rewards = {f"held-{number}": min(1.0, reward + 0.05 * (number % 4)) for number in range(tasks)}
     evaluation = Evaluation(step=step, rewards=rewards)
     folder.add_evaluation(evaluation, {"kind": "eval", "step": step, **evaluation.metrics()})

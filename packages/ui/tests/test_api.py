@@ -624,7 +624,8 @@ async def test_what_is_shown_can_be_exported(tmp_path: Path) -> None:
             "/stores/app/export", v.Export, reward_min=0.5, agent="router", user="ada"
         )
         assert (export.attempts, export.calls) == (1, 1)
-        assert "# not applied, as fine-tuning has no such filter: user" in export.program
+        assert export.note.endswith("such a filter: user")
+        assert f"# {export.note}" in export.program
         assert f"from_store='{url}'" in export.program
         assert "min_reward=0.5" in export.program
         command = f"lightspan export {url} messages --agent=router --min-reward=0.5 -o chats.jsonl"

@@ -18,15 +18,19 @@ from packages.ui.tests.ui_client import serving
 READER = "a-readers-key-0123456789"
 
 
+@pytest.mark.parametrize(
+    ("variable", "query"),
+    [("LIGHTSPAN_STORE_KEY", ""), ("READER_KEY", "?api_key_env=READER_KEY")],
+)
 async def test_a_served_store_needs_a_readers_key_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("READER_KEY", READER)
+    monkeypatch.setenv(variable, READER)
     url = await make_production_store(tmp_path / "app.db")
     store = open_store(url)
     keys = Keys({Role.READER: READER})
     async with store, StoreServer(store, keys, port=0) as server:  # noqa: SIM117
-        async with serving(f"{server.url}?api_key_env=READER_KEY", write=True) as client:
+        async with serving(f"{server.url}{query}", write=True) as client:
             [summary] = (await client.get("/places", v.Places)).stores
             assert summary.rollouts == {"succeeded": 3}
             place = f"/stores/{summary.name}"

@@ -7,16 +7,13 @@ constructor arguments, or the name of its function or global variable.
 
 from __future__ import annotations
 
-import ast
-import symtable
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +27,7 @@ from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
 from lightspan_agl._hooks import HookCalls
+from lightspan_agl._main_block import changes_of_main
 from lightspan_agl.litagent import (
     Construction,
     FunctionalLitAgent,
@@ -46,6 +44,7 @@ from lightspan_agl.types import (
     ProxyLLM,
     Rollout as AglRollout,
     RolloutMode,
+    copy_resources,
 )
 
 
@@ -84,10 +83,11 @@ def as_app(agent: LitAgent[Any], llm: MainLLM) -> App:
     """
     text = msgspec.json.encode(_describe(agent, llm)).decode()
     owner = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
-    if owner.__module__ == "__main__" and (names := _unset_globals()):
+    if names := changes_of_main(is_of_script=owner.__module__ == "__main__"):
         print_line(
-            f'the script sets {", ".join(names)} under `if __name__ == "__main__":`, which '
-            "runners do not run: in rollouts they have their values from the top level, if any"
+            f'the script sets or changes {", ".join(names)} under `if __name__ == "__main__":`, '
+            "which runners do not run: in rollouts they have their values from the top level, if "
+            "any"
         )
     # Runners split names at dots.
     name = text.replace("%", "%25").replace(".", "%2E")
@@ -116,40 +116,6 @@ def _describe(agent: LitAgent[Any], llm: MainLLM) -> Description:
             "dicts of them; or create the agent at the top level of a module that is not the script"
         )
     return Description(agent=name, llm=llm)
-
-
-def _unset_globals() -> list[str]:
-    """Return globals that functions of the script read, and that its main block sets."""
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    try:
-        source = Path(path or "").read_text(encoding="utf-8")
-        tree, table = ast.parse(source), symtable.symtable(source, path or "", "exec")
-    except (OSError, SyntaxError, ValueError):  # no script, or a console
-        return []
-    blocks = [
-        node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
-    ]
-    lines = {line for node in blocks for line in range(node.lineno, (node.end_lineno or 0) + 1)}
-    names = {
-        name.id
-        for block in blocks
-        for name in ast.walk(block)
-        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-    }
-    return sorted(names & _globals_read(table, lines))
-
-
-def _globals_read(table: symtable.SymbolTable, without: Container[int]) -> set[str]:
-    """Return the globals that functions read, except functions that begin in lines of `without`."""
-    names: set[str] = set()
-    for child in table.get_children():
-        if child.get_lineno() in without:
-            continue
-        names |= _globals_read(child, without)
-        if child.get_type() == "function":
-            symbols = child.get_symbols()
-            names |= {s.get_name() for s in symbols if s.is_global() and s.is_referenced()}
-    return names
 
 
 def _find_non_json(arguments: Construction) -> str | None:
@@ -181,11 +147,18 @@ def _global_name(agent: LitAgent[Any]) -> str | None:
 
 # --- in a runner ----------------------------------------------------------------------------
 class AgentPool:
-    """A pool of equal agents. Each is used by one attempt at a time, because it may have state."""
+    """A pool of equal agents. Each is used by one attempt at a time, because it may have state.
 
-    def __init__(self, make: Callable[[], LitAgent[Any]]) -> None:
+    Args:
+        make: creates a further agent if all are in use.
+        first: the agent that is used first; None to create it.
+    """
+
+    def __init__(
+        self, make: Callable[[], LitAgent[Any]], first: LitAgent[Any] | None = None
+    ) -> None:
         self._make = make
-        self._free = [make()]
+        self._free = [make() if first is None else first]
         self._lock = threading.Lock()
         self.is_async = self._free[0].is_async()
 
@@ -300,7 +273,7 @@ class AgentApp(App):
                 for name, value in resources.items()
                 if isinstance(value, CorePromptTemplate)
             }
-            return {**own, **prompts}
+            return {**copy_resources(own), **prompts}
         assert llm is not None
         main = ProxyLLM(
             endpoint=llm.base_url,

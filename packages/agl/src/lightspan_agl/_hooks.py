@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -62,7 +63,9 @@ class HookCalls:
     async def _call(self, name: str, **arguments: Any) -> None:
         for hook in self.hooks:
             try:
-                await getattr(hook, name)(runner=self.runner, **arguments)
+                result = getattr(hook, name)(runner=self.runner, **arguments)
+                if inspect.isawaitable(result):  # methods that are not async are called too
+                    await result
             except Exception:
                 log.exception("%s.%s failed", type(hook).__qualname__, name)
 

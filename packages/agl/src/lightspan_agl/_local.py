@@ -23,7 +23,7 @@ from lightspan.stores.protocol import Store
 from lightspan.training.collector import read_episodes
 from lightspan_agl._agent_transport import AgentApp, AgentPool, factory_of
 from lightspan_agl._hooks import HookCalls
-from lightspan_agl.litagent import LitAgent
+from lightspan_agl.litagent import LitAgent, accept_changes
 from lightspan_agl.store import LightningStore
 from lightspan_agl.types import NamedResources, Rollout as AglRollout
 
@@ -96,6 +96,7 @@ class LocalRuns:
         self._runners = runners
         self._work = work
         self._timeout_s = timeout_s
+        self._has_warned = False
 
     async def rollouts(
         self,
@@ -208,9 +209,22 @@ class LocalRuns:
                 log.warning("rollout %s failed: %s", rollout.rollout_id, episode.message)
             else:
                 status = "succeeded"
+                if not spans[1:] and episode.reward is None:
+                    self._warn_of_nothing(rollout.rollout_id)
         finally:
             del self._app.own[rollout.rollout_id]
             store.finish(rollout.rollout_id, status, spans)
+
+    def _warn_of_nothing(self, rollout_id: str) -> None:
+        """Warn once that nothing was recorded in a rollout whose agent returned."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "rollout %s has no reward and no call: the agent returned None, and what threads "
+                "do that it did not start, such as workers of a global queue, belongs to no "
+                "rollout: return the reward, and call the model in the rollout's own threads",
+                rollout_id,
+            )
 
     async def _wait(self, ids: Sequence[str]) -> None:
         cursor = 0
@@ -235,7 +249,8 @@ async def local_runs(
     """Start a runner for an agent in this process, and stop it at the end of the block.
 
     Args:
-        agent: the agent.
+        agent: the agent, which runs the rollouts. Further agents are made from the arguments of its
+            constructor for rollouts at the same time.
         resources: the agent's resources.
         slots: maximum concurrent rollouts; 1 is used if the agent cannot be recreated.
         hooks: hooks and tracer of the agent.
@@ -247,7 +262,7 @@ async def local_runs(
             f"one rollout at a time, not {slots}: {type(agent).__qualname__} was changed after "
             "construction and cannot be recreated; set its attributes in __init__"
         )
-    app = AgentApp(AgentPool(factory or (lambda: agent)), resources, hooks=hooks)
+    app = AgentApp(AgentPool(factory or (lambda: agent), agent), resources, hooks=hooks)
     async with open_store("memory:") as store:
         with _same_environment():
             config = RunnerConfig(slots=slots if factory else 1)
@@ -258,6 +273,8 @@ async def local_runs(
             finally:
                 runners.stop()
                 await work
+                if factory:
+                    accept_changes(agent)
 
 
 @contextmanager

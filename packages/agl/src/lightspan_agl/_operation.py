@@ -82,14 +82,23 @@ class OperationContext:
     def __call__(self, function: F) -> F:
         """Return a function that records each call, with its arguments and result.
 
-        Calls of a generator are recorded without them.
+        Calls of a generator are recorded with their arguments alone.
         """
         name = self.name or str(getattr(function, "__name__", _NAME))
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            block = emit.operation(name)
-            block.attributes.update(self.initial_attributes)
-            return block(function) if self.propagate else function  # type: ignore[return-value]
         signature = inspect.signature(function)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            if not self.propagate:
+                return function
+
+            @functools.wraps(function)
+            def generator(*args: Any, **kwargs: Any) -> Any:
+                block = emit.operation(name)
+                arguments = dump_json(_by_name(signature, args, kwargs))
+                block.attributes.update(self.initial_attributes)
+                block.attributes[OPERATION_INPUT] = arguments
+                return block(function)(*args, **kwargs)
+
+            return generator  # type: ignore[return-value]
 
         def recorded() -> OperationContext:
             return OperationContext(name, self.initial_attributes, self.propagate)

@@ -7,11 +7,13 @@ import inspect
 import logging
 import warnings
 from abc import ABCMeta
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
-from types import SimpleNamespace
+from dataclasses import fields, is_dataclass
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, Final, Generic, TypeVar
 
+from lightspan.capture.static_analysis import is_user_code, package_of
 from lightspan.errors import AppError
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.tracer import Tracer
@@ -27,6 +29,9 @@ log = logging.getLogger(__name__)
 _CONSTRUCTION: Final = "_lightspan_construction"
 _SET_LATER: Final = {_CONSTRUCTION, "__orig_class__", "runner", "tracer"}
 """Attributes that are not set by an agent's constructor."""
+_CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
+_SETTINGS: Final = ("argparse", "collections", "easydict", "ml_collections", "omegaconf")
+"""Packages with classes for settings and containers."""
 
 
 class Construction:
@@ -35,8 +40,15 @@ class Construction:
     def __init__(self, agent: LitAgent[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
-        self._fields = dict(vars(agent))
-        arguments = {id(value) for value in (*args, *kwargs.values())}
+        self.accept(agent)
+
+    def accept(self, agent: LitAgent[Any]) -> None:
+        """Regard the attributes that `agent` has now as those of its construction.
+
+        Rollouts in this process change the agent too, and a runner's agent begins without that.
+        """
+        self._attributes = dict(vars(agent))
+        arguments = {id(value) for value in (*self.args, *self.kwargs.values())}
         self._contents = {
             name: _contents(value)
             for name, value in vars(agent).items()
@@ -50,20 +62,21 @@ class Construction:
         `_contents`). `tracer` and `runner` are not among them, because runs in this process set
         them.
         """
-        fields, missing = vars(agent), object()
+        attributes, missing = vars(agent), object()
         return sorted(
             name
-            for name in (fields.keys() | self._fields.keys()) - _SET_LATER
-            if fields.get(name, missing) is not self._fields.get(name, missing)
-            or (name in self._contents and _contents(fields[name]) != self._contents[name])
+            for name in (attributes.keys() | self._attributes.keys()) - _SET_LATER
+            if attributes.get(name, missing) is not self._attributes.get(name, missing)
+            or (name in self._contents and _contents(attributes[name]) != self._contents[name])
         )
 
 
 def _contents(value: Any) -> int:
     """Return a hash that differs after a change in place of `value`.
 
-    Lists, mappings, sets, and the attributes of data classes and namespaces are compared, at every
-    depth. Other objects are compared by identity, because they may change by being used.
+    Lists, mappings, sets, and the attributes of data classes, structs, namespaces, pydantic models
+    and objects of the user's classes are compared, at every depth. Objects of installed packages,
+    such as clients, are compared by identity, because they may change by being used.
     """
     try:
         return _contents_of(value, ())
@@ -79,15 +92,31 @@ def _contents_of(value: Any, above: tuple[int, ...]) -> int:
     if id(value) in above:  # a container in itself
         return id(value)
     above = (*above, id(value))
-    if isinstance(value, SimpleNamespace) or (is_dataclass(value) and hasattr(value, "__dict__")):
-        value = vars(value)
+    if (settings := _settings_of(value)) is not None:
+        value = settings
     if isinstance(value, dict):
         value = [item for pair in value.items() for item in pair]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return hash(tuple(_contents_of(item, above) for item in value))
     if isinstance(value, set | frozenset):
         return hash(frozenset(_contents_of(item, above) for item in value))
     return id(value)
+
+
+def _settings_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object that are compared (see `_contents`); None for no such."""
+    kind = type(value)
+    if isinstance(value, (type, FunctionType, MethodType, *_CONTAINERS)):
+        return None
+    if is_dataclass(value) or hasattr(kind, "__struct_fields__"):  # perhaps with slots
+        names = getattr(kind, "__struct_fields__", None) or [each.name for each in fields(value)]
+        return {name: getattr(value, name, None) for name in names} | getattr(value, "__dict__", {})
+    package = package_of(kind)
+    is_of_user = package.partition("_")[0] != "lightspan" and is_user_code(kind)
+    is_settings = isinstance(value, SimpleNamespace) or hasattr(kind, "model_fields")
+    if is_of_user or is_settings or package in _SETTINGS:
+        return getattr(value, "__dict__", None)
+    return None
 
 
 class _RecordsConstruction(ABCMeta):
@@ -192,6 +221,12 @@ def _undefined(agent: LitAgent[Any], method: str) -> str:
 def construction(agent: LitAgent[Any]) -> Construction | None:
     """Return the constructor arguments of an agent; None if it is a copy of another agent."""
     return getattr(agent, _CONSTRUCTION, None)
+
+
+def accept_changes(agent: LitAgent[Any]) -> None:
+    """Regard the changes of rollouts in this process as part of the agent's construction."""
+    if (arguments := construction(agent)) is not None:
+        arguments.accept(agent)
 
 
 def rollout_method(agent: LitAgent[Any], mode: str | None) -> Callable[..., Any]:

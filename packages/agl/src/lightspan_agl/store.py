@@ -11,7 +11,7 @@ from typing import Any, Final
 from lightspan.errors import NotFoundError, UnsupportedError
 from lightspan.schema.records import new_id
 from lightspan.schema.spans import Span
-from lightspan.training.data import json_task
+from lightspan_agl._tasks import TypeChanges, as_task
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.types import (
     Attempt,
@@ -22,12 +22,15 @@ from lightspan_agl.types import (
     RolloutMode,
     check_mode,
     check_resources,
+    copy_resources,
 )
 
 __all__ = ["InMemoryLightningStore", "LightningStore"]
 __getattr__ = _refuse_names(__name__)
 
 _POLL_INTERVAL_S: Final = 0.05
+_NEW_OPTIONS: Final = {"status": "status_in", "rollout_ids": "rollout_id_in"}
+"""Old option of `query_rollouts` → the option in its place."""
 FINAL: Final = ("succeeded", "failed", "cancelled")
 """Statuses of rollouts that have ended."""
 
@@ -47,6 +50,7 @@ class LightningStore(RefusesNames):
         if options:
             names = ", ".join(f"{name}={value!r:.100}" for name, value in options.items())
             raise UnsupportedError(f"{type(self).__name__}({names}): leave it out")
+        self._changes = TypeChanges("input")
         self._spans: dict[str, list[Span]] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._queue: deque[str] = deque()
@@ -72,7 +76,7 @@ class LightningStore(RefusesNames):
         Raises:
             ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
         """
-        checked, now = check_resources(resources), time.time()
+        checked, now = check_resources(resources, "resources"), time.time()
         before = self._resources.pop(resources_id, None)
         self._resources[resources_id] = ResourcesUpdate(
             resources_id=resources_id,
@@ -101,14 +105,14 @@ class LightningStore(RefusesNames):
         return [r for r in updates if resources_id in (None, r.resources_id)]
 
     def resources_of(self, rollout_id: str) -> NamedResources:
-        """Return the resources of a rollout.
+        """Return a copy of the resources of a rollout, which its agent may change.
 
-        If the rollout has none of its own, the resources that were added last are returned. The
-        result is empty if there are none.
+        If there were none when the rollout was queued, the resources that were added last are
+        returned. The result is empty if there are none.
         """
         latest = next(reversed(self._resources), "")
         update = self._resources.get(self._rollouts[rollout_id].resources_id or latest)
-        return {} if update is None else dict(update.resources)
+        return {} if update is None else copy_resources(update.resources)
 
     # --- rollouts -------------------------------------------------------------------------
     async def enqueue_rollout(
@@ -122,11 +126,10 @@ class LightningStore(RefusesNames):
         """Queue a rollout for the runners.
 
         Args:
-            input: the task, of JSON values. As in training, the agent gets it as JSON keeps it:
-                keys of mappings are text.
+            input: the task, of JSON values. Keys of mappings are text.
             mode: mode of the rollout; the agent's `validation_rollout` runs unless it is `train`.
-            resources_id: id of the resources of the rollout. None for the latest resources at the
-                time when the rollout begins.
+            resources_id: id of the resources of the rollout. None for the latest resources; if
+                there are none yet, for those that are the latest when the rollout begins.
             config: None; rollouts are not retried.
             metadata: named values of the rollout, which the agent sees; None for none.
 
@@ -166,11 +169,13 @@ class LightningStore(RefusesNames):
         status: str,
     ) -> Rollout:
         check_mode(mode)
-        if resources_id is not None and resources_id not in self._resources:
+        if resources_id is None:
+            resources_id = next(reversed(self._resources), None)
+        elif resources_id not in self._resources:
             raise NotFoundError(f"the store has no resources {resources_id!r}: add them first")
         rollout = Rollout(
             rollout_id=new_id("rollout"),
-            input=json_task(input, "input"),
+            input=as_task(input, "input", self._changes),
             start_time=time.time(),
             mode=mode,
             status=status,
@@ -197,6 +202,9 @@ class LightningStore(RefusesNames):
         Raises:
             UnsupportedError: there are other options.
         """
+        for old, new in _NEW_OPTIONS.items():
+            if old in options:
+                raise UnsupportedError(f"query_rollouts({old}=): use {new}=")
         _refuse_options("query_rollouts", options)
         return [
             rollout

@@ -8,19 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from lightspan.errors import ConfigError, DataError, UnknownAgentError, UnsupportedError
+from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.progress import print_line
-from lightspan.schema.records import Json, fingerprint
+from lightspan.schema.records import Json
 from lightspan.schema.validation import check_whole
 from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._specs import build
+from lightspan_agl._tasks import as_tasks, check_no_text
 from lightspan_agl._unsupported import RUNNERS, RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
 from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
 from lightspan_agl.algorithm.decorator import FunctionalAlgorithm
-from lightspan_agl.algorithm.verl import VERL, Plan
+from lightspan_agl.algorithm.verl import VERL, Plan, verl_words
 from lightspan_agl.env_var import check_role, without_effect
 from lightspan_agl.litagent import ASYNC_METHODS, SYNC_METHODS, LitAgent, overrides
 from lightspan_agl.store import InMemoryLightningStore, LightningStore
@@ -176,7 +177,8 @@ class Trainer(RefusesNames):
                 f"data.train_batch_size={per_step} is more than the {len(train)} tasks of "
                 "train_dataset"
             )
-        trainer = self._core(self.algorithm)
+        with verl_words():
+            trainer = self._core(self.algorithm)
         for line in filter(None, [plan.report(), *self._notes()]):
             trainer.reporter.line(line)
         held_out = None
@@ -186,10 +188,16 @@ class Trainer(RefusesNames):
             if len(held_out) < len(tasks):
                 repeated = len(tasks) - len(held_out)
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")
+        app = _as_app(agent, plan)
         try:
-            return trainer.fit(_as_app(agent, plan), train, held_out, resume=plan.resume)
+            with verl_words():
+                return trainer.fit(app, train, held_out, resume=plan.resume)
         except UnknownAgentError as error:
-            error.add_note(f"For agent_match, {instrument_advice()}.")
+            error.add_note(
+                f"For agent_match, {instrument_advice()}. Try it with Trainer.dev, which trains "
+                "nothing. Remove the run's folder before another fit: it goes on with no other "
+                "agent_match."
+            )
             raise
 
     def dev(
@@ -297,8 +305,9 @@ class Trainer(RefusesNames):
             )
         tasks = train or val
         app = _as_app(agent, self.algorithm.plan)
-        trainer = self._core(self.algorithm)
-        return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
+        with verl_words():
+            trainer = self._core(self.algorithm)
+            return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
     def _core(self, verl: VERL) -> CoreTrainer:
         """Create the `lightspan.Trainer` that runs the configuration of `verl`."""
@@ -445,59 +454,6 @@ def _check_agent(agent: Any) -> None:
         raise UnsupportedError(
             f"{kind} defines {' and '.join(hooks)}, which lightspan never calls: {_HINTS['hooks']}"
         )
-
-
-def as_tasks(dataset: Any, name: str) -> list[Json]:
-    """Return the items of a data set, with numpy arrays as lists.
-
-    Args:
-        dataset: anything with a length and items by number, except a text or a mapping.
-        name: name of the data set in messages.
-
-    Raises:
-        ConfigError: `dataset` is None.
-        DataError: `dataset` has a wrong type, or a task is not JSON.
-    """
-    if dataset is None:
-        raise ConfigError(f"fit needs {name}: a list of tasks")
-    check_no_text(dataset, name)
-    try:
-        tasks = [_plain(dataset[index]) for index in range(len(dataset))]
-    except (TypeError, KeyError) as error:
-        raise DataError(f"{name} must have a length and items by number: {error}") from error
-    for number, task in enumerate(tasks):
-        try:
-            fingerprint(task)
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{name}[{number}]={task!r:.200} is not JSON: {error}. A task is made of texts, "
-                "numbers, booleans, None, lists, and dicts with texts as keys"
-            ) from error
-    return tasks
-
-
-def check_no_text(dataset: Any, name: str) -> None:
-    """Raise `DataError` if a data set is a text (a path or a URL), a mapping or a table.
-
-    Args:
-        dataset: what the user passed.
-        name: name of the data set in the message.
-    """
-    if isinstance(dataset, str | bytes | Mapping) or hasattr(dataset, "iloc"):
-        hint = ": pass data.to_dict('records')" if hasattr(dataset, "iloc") else ""
-        shown = f"{dataset!r:.100}, a " if isinstance(dataset, str | bytes) else ""
-        raise DataError(
-            f"{name} must be a list of tasks, not {shown}{type(dataset).__name__}{hint}"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    to_list = getattr(value, "tolist", None)  # numpy arrays and scalars
-    return to_list() if callable(to_list) else value
 
 
 def _device() -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar, get_args
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, Protocol, Self, TypeVar, get_args
+
+from msgspec.structs import replace as replace_fields
 
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
@@ -41,8 +45,29 @@ def check_mode(mode: Any) -> None:
         raise ConfigError(f"mode={mode!r} must be one of {', '.join(get_args(RolloutMode))}")
 
 
+class _Model(RefusesNames):
+    """Methods of pydantic's models for a data class."""
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    def model_dump_json(self) -> str:
+        """Return the fields as JSON."""
+        return json.dumps(self.model_dump(), ensure_ascii=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy.
+
+        Args:
+            update: fields that get other values; None for none.
+            deep: whether the values of the other fields are copied too.
+        """
+        return replace(deepcopy(self) if deep else self, **(update or {}))  # type: ignore[type-var]
+
+
 @dataclass(kw_only=True)
-class LLM(RefusesNames):
+class LLM(_Model):
     """An OpenAI-compatible endpoint."""
 
     endpoint: str
@@ -50,10 +75,6 @@ class LLM(RefusesNames):
     api_key: str | None = field(default=None, repr=False)
     sampling_parameters: dict[str, Any] = field(default_factory=dict)
     resource_type: str = "llm"
-
-    def model_dump(self) -> dict[str, Any]:
-        """Return the fields as a dictionary."""
-        return asdict(self)
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
         """Return the endpoint, for use as a client's `base_url`."""
@@ -97,12 +118,20 @@ class PromptTemplate(CorePromptTemplate, frozen=True, omit_defaults=True, tag="p
         names = ("resource_type", "template", "engine")
         return {name: getattr(self, name) for name in names}
 
+    def model_dump_json(self) -> str:
+        """Return the fields as JSON."""
+        return json.dumps(self.model_dump(), ensure_ascii=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, in which the fields of `update` have other values."""
+        return replace_fields(self, **(update or {}))
+
 
 NamedResources = dict[str, LLM | PromptTemplate]
 
 
 @dataclass(kw_only=True)
-class Attempt(RefusesNames):
+class Attempt(_Model):
     """An attempt of a rollout."""
 
     rollout_id: str
@@ -117,7 +146,7 @@ class Attempt(RefusesNames):
 
 
 @dataclass(kw_only=True)
-class Rollout(RefusesNames):
+class Rollout(_Model):
     """One execution of an agent on a task."""
 
     rollout_id: str
@@ -130,7 +159,8 @@ class Rollout(RefusesNames):
     end_time: float | None = None
     """Seconds since the epoch; None if the rollout has not ended."""
     resources_id: str | None = None
-    """Id of the rollout's resources in the store; None for the latest ones, or without a store."""
+    """Id of the rollout's resources in the store; None without a store, and if the store had no
+    resources when the rollout was queued."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -142,7 +172,7 @@ class AttemptedRollout(Rollout):
 
 
 @dataclass(kw_only=True)
-class ResourcesUpdate:
+class ResourcesUpdate(_Model):
     """Resources in a store, with their id."""
 
     resources_id: str
@@ -194,21 +224,38 @@ class Dataset(Protocol[T_co]):
     def __getitem__(self, index: int, /) -> T_co: ...
 
 
-def check_resources(resources: Mapping[str, Any] | None) -> NamedResources:
-    """Check the type of each resource and return a copy of the mapping; empty for None.
+def check_resources(
+    resources: Mapping[str, Any] | None, what: str = "initial_resources"
+) -> NamedResources:
+    """Check the type of each resource and return copies of them; empty for None.
+
+    Args:
+        resources: the resources by name.
+        what: name of the argument in messages.
 
     Raises:
-        ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
+        ConfigError: `resources` is no mapping, or a value is neither an `LLM` nor a
+            `PromptTemplate`.
     """
+    if not isinstance(resources, Mapping | None):
+        raise ConfigError(
+            f"{what} must be a mapping of names to resources, such as {{'main_llm': LLM(…)}}, not "
+            f"{resources!r:.100}"
+        )
     for name, resource in (resources or {}).items():
         if not isinstance(resource, LLM | CorePromptTemplate):
             raise ConfigError(
-                f"initial_resources[{name!r}] must be an LLM or PromptTemplate of lightspan_agl, "
+                f"{what}[{name!r}] must be an LLM or PromptTemplate of lightspan_agl, "
                 f"not {type(resource).__module__}.{type(resource).__qualname__}"
             )
+    return copy_resources(resources or {})
+
+
+def copy_resources(resources: Mapping[str, LLM | CorePromptTemplate]) -> NamedResources:
+    """Return a copy of resources, so that what an agent changes in it stays there."""
     return {
         name: PromptTemplate(resource.template)
         if isinstance(resource, CorePromptTemplate)
-        else resource
-        for name, resource in (resources or {}).items()
+        else replace(resource, sampling_parameters=deepcopy(resource.sampling_parameters))
+        for name, resource in resources.items()
     }

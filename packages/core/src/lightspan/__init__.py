@@ -84,14 +84,10 @@ _NAMES = {
 """Module → names that `lightspan` exports from it."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-_OF_PLUGINS = (
-    *("APO", "GEPA", "Alternate", "Judge", "Price", "ExternalRunners", "RayRunners"),
-    *("DevReport", "SFT", "Torch", "Transformers", "VLLM", "Verl"),
-)
-__all__ = ["__version__", *_HOME, *_OF_PLUGINS]
-
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return __dir__()
     if name.startswith("__"):
         raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
     try:
@@ -121,8 +117,7 @@ def _find(name: str) -> Any:
         return getattr(importlib.import_module(_HOME[name]), name)
     from lightspan.plugins import extra_of, installed_plugins
 
-    point = installed_plugins("api").get(name)
-    if point is not None:
+    if point := installed_plugins("api").get(name):
         return point.load()
     if extra := extra_of("api", name):
         from lightspan.errors import how_to_install
@@ -135,4 +130,7 @@ def _find(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    """Return the names of `from lightspan import *`: without those of plugins not installed."""
+    from lightspan.plugins import extra_of, installed_plugins
+
+    return ["__version__", *_HOME, *(n for n in installed_plugins("api") if extra_of("api", n))]

@@ -133,34 +133,9 @@ class Adapter:
         adapter.add_capture_error(recorder, self.name, error)
 
 
-__all__ = [
-    "Adapter",
-    "AdapterInstrumentor",
-    "AgentContext",
-    "AgentPaths",
-    "AgentSearch",
-    "AttemptContext",
-    "AttemptHandle",
-    "FrameworkCall",
-    "Instrumentation",
-    "Location",
-    "Patch",
-    "Place",
-    "Recorder",
-    "Span",
-    "SpanEnd",
-    "SpanKind",
-    "SpanStatus",
-    "StreamedAnswer",
-    "agent_span",
-    "current_agent",
-    "current_context",
-    "end_span",
-    "patch_subclasses",
-    "record_call",
-    "require_framework",
-    "semconv",
-    "set_agent",
-    "start_attempt",
-    "truncated_json",
-]
+__all__ = ["Adapter", "AdapterInstrumentor", "AgentContext", "AgentPaths", "AgentSearch"]
+__all__ += ["AttemptContext", "AttemptHandle", "FrameworkCall", "Instrumentation", "Location"]
+__all__ += ["Patch", "Place", "Recorder", "Span", "SpanEnd", "SpanKind", "SpanStatus"]
+__all__ += ["StreamedAnswer", "agent_span", "current_agent", "current_context", "end_span"]
+__all__ += ["patch_subclasses", "record_call", "require_framework", "semconv", "set_agent"]
+__all__ += ["start_attempt", "truncated_json"]

@@ -368,6 +368,13 @@ def test_rewards_on_calls_train_where_the_rule_pays_for_them_and_are_reported_wh
     unpaid = batch_of(episodes)
     assert unpaid.counters["unscored"] == 2
     assert unpaid.counters["unused_step_rewards"] == 2
+    assert "stray_rewards" not in unpaid.counters
+
+
+def test_rewards_on_no_call_are_counted():
+    stray = make_reward_span("r", 1.0, {c.REWARD_CALL_ID: "lc_run--1"}, attempt="1")
+    batch = batch_of([rollout("1", 1.0, spans=[stray]), rollout("2", 0.0)])
+    assert batch.counters["stray_rewards"] == 1
 
 
 def test_the_three_settings_do_not_touch_each_other():

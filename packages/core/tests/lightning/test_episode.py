@@ -367,6 +367,7 @@ def test_several_rewards_on_a_call_are_not_summed():
     rewards = [make_reward_span(f"r{n}", float(n), target, start_ns=n) for n in (2, 3, 1)]
     episode = build(rewards, [make_record("c1")])
     assert [reward.value for reward in episode.calls[0].rewards] == [1.0, 2.0, 3.0]
+    assert episode.stray_rewards == 0
     assert episode.calls[0].reward == 3.0
     assert episode.notes == ("3 rewards on call c1: the last one counts",)
 
@@ -380,6 +381,8 @@ def test_a_reward_on_something_that_is_no_call_enters_nothing():
     assert episode.reward is None
     assert episode.calls[0].reward is None
     assert episode.notes == ("a reward was emitted on tool, which is no call: it is unused",)
+    assert episode.stray_rewards == 1
+    assert build([make_reward_span("r", 5.0)], [make_record("c1")]).stray_rewards == 0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.APP_ERROR, Outcome.TIMEOUT, Outcome.CONTEXT_OVERFLOW])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import copy_context
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,25 @@ def test_a_bare_call_is_an_attempt(client: openai.OpenAI, url: str) -> None:
     assert "secret-key" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("context", "value"),
+    [
+        ({"previous_response_id": "resp_1"}, "resp_1"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ],
+)
+def test_a_prompt_that_the_provider_keeps(
+    client: openai.OpenAI, url: str, context: dict[str, Any], value: str
+) -> None:
+    with record(url):
+        client.responses.create(model="m", input="yes", instructions="Be short.", **context)
+    [found] = read_recorded(url)
+    [span] = found.calls
+    assert (span.attributes[c.CALL_CONTEXT], span.attributes[c.INSTRUCTIONS]) == (value, True)
+    assert found.rollout.task is None  # half a prompt is no task
+
+
 def test_the_outermost_block_is_an_attempt(client: openai.OpenAI, url: str) -> None:
     with record(url):
         with lightspan.operation("handle", input={"ticket": 7}):
@@ -71,6 +93,61 @@ def test_the_outermost_block_is_an_attempt(client: openai.OpenAI, url: str) -> N
         "    lightspan.reward"
     )
     assert second.rollout.task == {"messages": [{"role": "user", "content": "two"}]}
+
+
+def _in_loop(pool: ThreadPoolExecutor, work: Callable[[str], object]) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(pool, work, "executor")
+        await loop.run_in_executor(None, work, "own executor")
+
+    asyncio.run(run())
+
+
+def test_work_of_a_pool_belongs_to_the_attempt_that_submits_it(
+    client: openai.OpenAI, url: str
+) -> None:
+    """Check pools that are older than the block and than the recording, and pools of the block."""
+    own: ContextVar[str] = ContextVar("own", default="empty")
+    values: list[str] = []
+
+    def work(text: str) -> None:
+        values.append(own.get())
+        say(client, text)
+
+    with ThreadPoolExecutor(2) as older, ThreadPool(2) as processes:
+        older.submit(int).result()
+        with record(url), lightspan.operation("request"):
+            own.set("app")
+            with lightspan.agent("writer"):
+                older.submit(work, "submit").result()
+                list(older.map(work, ["map"]))
+                processes.map(work, ["process pool"])
+                with ThreadPoolExecutor(1) as newer:
+                    newer.submit(work, "newer").result()
+                _in_loop(older, work)
+        older.submit(work, "after").result()
+    [request] = read_recorded(url)
+    assert [call.asked for call in request.answered] == [
+        *("submit", "map", "process pool", "newer", "executor", "own executor")
+    ]
+    assert {call.attributes[c.AGENT_PATH] for call in request.calls} == {"writer"}
+    assert set(values) == {"empty"}  # the app's own variables stay as they were
+
+
+def test_work_that_a_pool_begins_after_the_attempt_is_another(
+    client: openai.OpenAI, url: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool, record(url):
+        gate = pool.submit(asyncio.run, asyncio.sleep(0.1))
+        with lightspan.operation("request"):
+            say(client, "inside")
+            later = pool.submit(say, client, "later")
+        later.result()
+        pool.submit(say, client, "outside").result()
+        assert gate.done()
+    asked = [[call.asked for call in found.answered] for found in read_recorded(url)]
+    assert sorted(asked) == [["inside"], ["later"], ["outside"]]
 
 
 def test_a_function_that_is_trained_is_an_attempt_too(client: openai.OpenAI, url: str) -> None:

@@ -44,6 +44,28 @@ def test_a_store_out_of_reach(
     assert len(warnings) == 1
 
 
+@pytest.mark.parametrize("way", ["moved", "deleted"])
+def test_a_store_whose_file_disappears(
+    client: openai.OpenAI, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """Check that what goes to a file that is no longer there does not count as written."""
+    with record(url) as made:
+        say(client)
+        assert made.flush()
+        for path in list(tmp_path.glob("production.db*")):
+            path.rename(f"{path}.old") if way == "moved" else path.unlink()
+        say(client)
+        assert not made.flush(0.5)
+        assert "was moved or deleted while in use" in caplog.text
+        if way == "moved":
+            for path in list(tmp_path.glob("*.old")):
+                path.rename(path.with_suffix(""))
+            assert made.flush(20)
+    assert made.lost == 0
+    if way == "moved":
+        assert len(read_recorded(url)) == 2
+
+
 def test_what_cannot_be_kept_is_counted(
     client: openai.OpenAI,
     tmp_path: Path,

@@ -58,7 +58,7 @@ async def test_rewards(store: Store, app: str, value: Any, reward: Reward | None
     ("value", "message"),
     [
         ("good", "the app returned: a reward must be a number, not the text 'good'"),
-        ([1.0], "the app returned: a reward must be a number, a bool, None or a mapping"),
+        ([1.0], "the app returned: a reward must be a number or a bool, or None or a mapping"),
         ("unreadable", "the app returned: a reward that cannot be read: RuntimeError: no repr"),
     ],
 )

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.schema.prompts import LearnedPrompt, PromptTemplate, filled_as
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace, PromptTemplate, filled_as
 from lightspan.schema.resources import decode_resources, encode_resources
+from lightspan.schema.system_prompts import Instructions
 
 
 def test_placeholders_are_filled() -> None:
@@ -128,3 +129,33 @@ def test_what_changed() -> None:
     assert learned.diff() == "--- before\n+++ after\n@@ -1,2 +1,2 @@\n-a\n+b\n {x}"
     same = LearnedPrompt(before=PromptTemplate("a"), after=PromptTemplate("a"))
     assert (same.is_changed, same.diff()) == (False, "")
+
+
+def test_doubled_braces_stay_doubled() -> None:
+    """An app may call `str.format` on the learned template itself."""
+    template = PromptTemplate('JSON like {{"x": 1}} for {q}')
+    assert template.text == 'JSON like {"x": 1} for {q}'
+    after = template.rewritten('Write {"x": 1} or {"x": 2} for {q}')
+    assert after.template == 'Write {{"x": 1}} or {{"x": 2}} for {q}'
+    assert after.template.format(q="Q") == after.format(q="Q")
+    single = PromptTemplate('JSON like {"x": 1} for {q}')
+    assert single.rewritten(after.text).template == after.text
+
+
+def test_a_brace_around_a_placeholder_is_no_doubled_one() -> None:
+    template = PromptTemplate("{{{user}}} and {{user}} and {user}")
+    assert template.format(user="U") == "{U} and {user} and U"
+    assert template.text == template.template
+    again = template.rewritten("{user}: {{{user}}}, {{user}}")
+    assert again.format(user="U") == "U: {U}, {user}"
+
+
+def test_braces_that_the_app_doubles_in_a_text_without_placeholders_stay() -> None:
+    """The app gives the text to another engine, such as Jinja, or sends it as it is."""
+    before = PromptTemplate("Hi {{ name }}")
+    learned = LearnedPrompt(
+        before=before, after=before.rewritten("Hello { name }"), place=PromptPlace.CODE
+    )
+    reading = Instructions(prompts={"p": learned}).text_of("p", "Hi {{ name }}")
+    assert reading is not None
+    assert reading.sent == "Hello {{ name }}"

@@ -126,6 +126,20 @@ def test_the_primary_dimension() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"reward": None, "b": 1}, r"^'reward' of a reward must be a number or a bool, not None"),
+        ({"b": 1, "reward": {"a": 1}}, r"^'reward' of .* not dict: {'a': 1}$"),
+        ({"reward": 1, "b": "2"}, r"^'b' of a reward must be a number, not the text '2'; convert"),
+        ([1.0], r"^a reward must be a number or a bool, or None or .*, not list: \[1.0\]$"),
+    ],
+)
+def test_the_message_names_the_dimension(value: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        parse_reward(value)
+
+
+@pytest.mark.parametrize(
     "value", ["1.0", b"1", "", {"a": "1"}, {}, [1.0], object(), 1j, {"a": None}]
 )
 def test_what_is_no_reward(value: Any) -> None:

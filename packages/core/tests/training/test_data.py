@@ -21,9 +21,17 @@ class Question:
 
 
 def test_tasks_are_what_json_gives_back() -> None:
-    given = iter([Question("a", ("x",)), {1: (2, 3)}, "text", 4, None, [True]])
+    given = iter([Question("a", ("x",)), {"1": (2, 3)}, "text", 4, None, [True]])
     expected = [{"text": "a", "tags": ["x"]}, {"1": [2, 3]}, "text", 4, None, [True]]
     assert load_tasks(given) == expected
+
+
+def test_keys_stay_in_the_order_of_the_user() -> None:
+    """An app may write a dict of its task into a prompt. Ids do not depend on the order."""
+    task = {"question": "q", "answer": {"z": 1, "b": 2}}
+    [loaded] = load_tasks([task])
+    assert repr(loaded) == repr(task)
+    assert task_id(loaded) == task_id({"answer": {"b": 2, "z": 1}, "question": "q"})
 
 
 def test_files_may_have_blank_lines_and_any_line_separator_in_texts(tmp_path: Path) -> None:
@@ -76,6 +84,7 @@ def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
         (["a", object()], r"^train\[1\] is not JSON: .*: <object object at"),
         ([{"x": [float("nan")]}], r"^train\[0\] is not JSON: .*Out of range float"),
         ([{"x": b"text"}], r"^train\[0\] is not JSON: .*bytes is not JSON"),
+        ([{"q": [{5: 3}]}], r"^train\[0\]\['q'\]\[0\] has the key 5; .*: write '5'$"),
         ([2**70], r"^train\[0\] is not JSON: can't serialize ints"),
         ("nowhere.jsonl", r"^train: nowhere.jsonl cannot be read: No such file or directory"),
     ],

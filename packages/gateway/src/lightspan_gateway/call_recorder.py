@@ -171,6 +171,8 @@ def call_span(
         c.REQUEST_HASH: info.body_hash,
         **request_attributes(info.body),
     }
+    # the gateway itself keeps the conversation, and records it whole
+    request.pop(c.CALL_CONTEXT, None)
     model = info.body.get("model", "")
     span = Span(
         span_id=info.span_id,

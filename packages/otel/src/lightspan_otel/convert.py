@@ -10,13 +10,21 @@ exporters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
-from lightspan.capture.context import AgentContext, current_agent, current_context
+from lightspan.capture.context import (
+    AgentContext,
+    CallListener,
+    add_call_listener,
+    current_agent,
+    current_context,
+    remove_call_listener,
+)
 from lightspan.errors import DataError, LightspanError
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump_json
@@ -25,6 +33,7 @@ from lightspan.schema.spans import (
     Attributes,
     Span,
     SpanEvent,
+    SpanKind,
     SpanLink,
     clean_attributes,
 )
@@ -55,11 +64,18 @@ class LightspanSpanProcessor(SpanProcessor):
 
     An attempt is a recorded run of the app; outside of attempts nothing is recorded. Add the
     processor to the app's provider: `provider.add_span_processor(LightspanSpanProcessor())`. A span
-    without a parent becomes a child of lightspan's innermost open span.
+    without a parent becomes a child of lightspan's innermost open span. The span of a model call
+    that lightspan records too becomes a span of kind `chain`, so that the call counts once.
     """
 
     def __init__(self) -> None:
+        from lightspan_otel import llm_spans
+
         self._open: dict[tuple[int, int], AgentContext] = {}
+        self._repeats_call = llm_spans.repeats_call
+        # an object of its own, which `shutdown` removes alone
+        self._listener: CallListener = partial(llm_spans.note_call)
+        add_call_listener(self._listener)
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
         if current_context() is None:
@@ -83,6 +99,9 @@ class LightspanSpanProcessor(SpanProcessor):
         recorded_whole.discard(key)
         try:
             recorded = from_otel(span)
+            is_call = recorded.kind is SpanKind.LLM
+            if is_call and self._repeats_call(recorded.start_ns, recorded.end_ns):
+                recorded = recorded.replace(kind=SpanKind.CHAIN)
             # the identity of an agent's span is recorded once: here, with all attributes
             identity = {} if open_span is None else open_span.mark_recorded_elsewhere()
             attributes = {c.AGENT_PATH: current.path, **recorded.attributes, **identity}
@@ -98,6 +117,7 @@ class LightspanSpanProcessor(SpanProcessor):
             scope.recorder.add_capture_error(f"a span could not be recorded: {error!r}")
 
     def shutdown(self) -> None:
+        remove_call_listener(self._listener)
         recorded_whole.difference_update(self._open)
         self._open.clear()
 

@@ -55,15 +55,20 @@ def _run(options: argparse.Namespace) -> None:
             raise DataError(f"there is no file {path}")
         if path.is_dir():
             raise DataError(f"{path} is a folder: name the files in it")
-    rejected = run_sync(_import(url, options.files, options.service, PlainReporter(sys.stderr)))
+    rejected, stored = run_sync(
+        _import(url, options.files, options.service, PlainReporter(sys.stderr))
+    )
     if rejected:
         raise DataError(
-            f"{rejected:,} items of the files could not be imported (see above); the rest was"
+            f"{rejected:,} items of the files could not be imported (see above); "
+            f"{f'{stored:,} spans are stored' if stored else 'nothing is stored'}"
         )
 
 
-async def _import(url: str, files: list[Path], service: str | None, reporter: Reporter) -> int:
-    """Import files into a store; return how many of their items were rejected.
+async def _import(
+    url: str, files: list[Path], service: str | None, reporter: Reporter
+) -> tuple[int, int]:
+    """Import files into a store; return how many items were rejected, and how many spans stored.
 
     Args:
         url: URL of the store.
@@ -75,7 +80,7 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
     from lightspan.stores import open_store, public_url
     from lightspan_otel.import_traces import import_file, name_of
 
-    rejected = 0
+    rejected = stored = 0
     opened = open_store(url)
     if not opened.capabilities.multi_process:
         raise ConfigError(f"store {url!r} ends with this process: give the URL of a lasting store")
@@ -100,8 +105,9 @@ async def _import(url: str, files: list[Path], service: str | None, reporter: Re
                 reporter.finish()
             errors.finish()
             rejected += done.errors
+            stored += done.spans
             print_line(f"{name_of(path)}: {_summary(done, public_url(url))}")
-    return rejected
+    return rejected, stored
 
 
 class _Errors:

@@ -17,7 +17,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -164,7 +164,13 @@ async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
 
     Late spans are never trained on, because any process may have sent them.
     """
-    attempt = await store.attempt(attempt_id)
+    try:
+        attempt = await store.attempt(attempt_id)
+    except NotFoundError:
+        raise NotFoundError(
+            f"this store has no attempt {attempt_id}: spans that lightspan recorded are added only "
+            "where their attempt is; record to this store with LIGHTSPAN_STORE=URL instead"
+        ) from None
     late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
     await store.add_spans(AttemptRef(attempt_id, attempt.epoch), late_spans)
 
@@ -235,11 +241,13 @@ def gathered(
     around = {call.span_id: _ancestors(call, by_id) for call in calls}
     # A call around a call is the same call, recorded by another library.
     wrapping = {outer.span_id for ancestors in around.values() for outer in ancestors}
+    repeated = _repeated(calls)
     settled = [
         _settled(span, around.get(span.span_id, ()), is_wrapping=span.span_id in wrapping)
-        for span in spans
+        for span in (s.replace(kind=SpanKind.CHAIN) if s.span_id in repeated else s for s in spans)
     ]
-    is_call = all(span.kind is SpanKind.LLM for span in settled if span.parent_id not in by_id)
+    entries = [span for span in spans if span.parent_id not in by_id]
+    is_call = all(span.kind is SpanKind.LLM for span in entries)
     inputs = [span if span.parent_id in by_id else span.replace(parent_id=None) for span in settled]
     task = task_of(inputs, is_call=is_call)
     with_task = msgspec.structs.replace(rollout, task=task, task_id=fingerprint(task))
@@ -256,6 +264,35 @@ def _ancestors(span: Span, by_id: Mapping[str, Span]) -> list[Span]:
         visited.add(outer.span_id)
         outer = by_id.get(outer.parent_id or "")
     return ancestors
+
+
+def _repeated(calls: Sequence[Span]) -> set[str]:
+    """Return the ids of spans that repeat the call of another span with the same parent.
+
+    Some libraries make the span of a call after its answer, so that the span of another library is
+    not inside it. Two spans are of one call if they are in different vocabularies, one lies within
+    the times of the other, and model and token counts are equal. The span with the response id is
+    kept.
+    """
+    repeated: set[str] = set()
+    by_parent: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
+    for call in calls:
+        keys = (c.REQUEST_MODEL, c.INPUT_TOKENS, c.OUTPUT_TOKENS)
+        by_parent[call.parent_id, *map(call.attributes.get, keys)].append(call)
+    for siblings in by_parent.values():
+        theirs = [call for call in siblings if c.OPENINFERENCE_KIND in call.attributes]
+        for other in (call for call in siblings if c.OPENINFERENCE_KIND not in call.attributes):
+            same = next((call for call in theirs if _lies_within(call, other)), None)
+            if same is not None:
+                theirs.remove(same)
+                is_kept = c.RESPONSE_ID in same.attributes and c.RESPONSE_ID not in other.attributes
+                repeated.add((other if is_kept else same).span_id)
+    return repeated
+
+
+def _lies_within(one: Span, other: Span) -> bool:
+    inner, outer = sorted((one, other), key=lambda span: span.end_ns - span.start_ns)
+    return outer.start_ns <= inner.start_ns and inner.end_ns <= outer.end_ns
 
 
 def _agents(ancestors: Sequence[Span]) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ them are two calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -25,12 +26,11 @@ from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, CallEnd, make_span
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.redaction import bounded_text
-from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus
+from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus, now_ns
 from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
 from lightspan_otel.convert import from_otel
-from lightspan_otel.normalize import INPUTS, loaded, normalized
+from lightspan_otel.normalize import INPUTS, bounded, loaded, normalized
 from lightspan_otel.open_spans import (
     NAME,
     MessageContent,
@@ -63,10 +63,12 @@ class _CallState:
     """A model call that is recorded without spans, and whether it is still open."""
 
     def __init__(self) -> None:
-        self.is_open = True
+        self.start_ns = now_ns()
+        self.end_ns = sys.maxsize
+        """End in nanoseconds since the epoch; the largest number while the call is open."""
 
     def end(self, is_answered: bool) -> None:
-        self.is_open = False
+        self.end_ns = now_ns()
 
 
 _recorded: Final[ContextVar[tuple[_CallState, ...]]] = ContextVar(
@@ -85,6 +87,14 @@ def note_call(acting: AgentContext) -> CallEnd | None:
     call = _CallState()
     _recorded.set((call, *_recorded.get())[:_MAX_OPEN])
     return call.end
+
+
+def repeats_call(start_ns: int, end_ns: int) -> bool:
+    """Return whether a span of a model call, with these times, repeats a recorded call.
+
+    The recorded call began in the current context, and was open at the time of the span.
+    """
+    return any(call.start_ns < end_ns and start_ns < call.end_ns for call in _recorded.get())
 
 
 def _mark(spans: Iterable[OpenSpan]) -> None:
@@ -108,11 +118,15 @@ def input_of(span: ReadableSpan) -> Any:
     return loaded(next((attributes[key] for key in INPUTS if key in attributes), None))
 
 
-def begin(open_span: OpenSpan) -> None:
-    """Set `open_span.has_call` when the span begins: whether a recorded model call is open."""
+def begin(open_span: OpenSpan, start_ns: int) -> None:
+    """Set `open_span.has_call` when the span begins: whether a recorded model call is open.
+
+    Some libraries make the span of a call after its answer, with an earlier start. So the call
+    counts that was open at the span's start.
+    """
     if open_span.agent is None or open_span.agent.scope.mode is not Mode.PRODUCTION:
         return
-    open_span.has_call = any(call.is_open for call in _recorded.get())
+    open_span.has_call = any(start_ns < call.end_ns for call in _recorded.get())
 
 
 def read(open_span: OpenSpan, span: ReadableSpan) -> None:
@@ -138,16 +152,11 @@ def read(open_span: OpenSpan, span: ReadableSpan) -> None:
 def _content(span: Span, keys: frozenset[str]) -> MessageContent:
     attributes: Attributes = {key: span.attributes[key] for key in keys & span.attributes.keys()}
     events = [
-        SpanEvent(event.name, event.time_ns, _clean(event.attributes))
+        SpanEvent(event.name, event.time_ns, bounded(event.attributes))
         for event in span.events
         if c.EXCEPTION_TYPE in event.attributes
     ]
     return MessageContent(attributes, span.status_message, events)
-
-
-def _clean(attributes: Mapping[str, Any]) -> Attributes:
-    """Shorten an exception's attributes and remove API keys, which its message may quote."""
-    return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:

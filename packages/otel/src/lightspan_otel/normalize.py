@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.spans import Attributes, Span, SpanKind, clean_attributes
+from lightspan.schema.content import without_keys
+from lightspan.schema.redaction import bounded_text, values_without_keys
+from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, clean_attributes
 from lightspan_otel.agent_names import tool_call_id, tool_name
 
 INSTRUCTIONS: Final = "gen_ai.system_instructions"
@@ -49,7 +51,8 @@ AttributeMap = Mapping[str, Any]
 def normalized(span: Span) -> Span:
     """Return a copy of a span with its attributes translated into ours.
 
-    Attributes that a sender may not set (`_is_allowed`) and sequence numbers are dropped.
+    Attributes that a sender may not set (`_is_allowed`) and sequence numbers are dropped. API keys
+    in messages and errors are replaced.
     """
     attributes = {key: value for key, value in span.attributes.items() if _is_allowed(key)}
     translated: dict[str, Any] = {}
@@ -75,7 +78,26 @@ def normalized(span: Span) -> Span:
         kinds = (event.attributes.get(c.EXCEPTION_TYPE) for event in span.events)
         translated[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
     attributes |= clean_attributes(translated)
-    return span.replace(attributes=attributes, sequence_start=None, sequence_end=None)
+    return without_keys(
+        span.replace(
+            attributes=attributes,
+            status_message=bounded_text(span.status_message),
+            events=[_without_keys(event) for event in span.events],
+            sequence_start=None,
+            sequence_end=None,
+        )
+    )
+
+
+def _without_keys(event: SpanEvent) -> SpanEvent:
+    is_error = c.EXCEPTION_TYPE in event.attributes
+    clean = bounded if is_error else values_without_keys  # other events may hold whole messages
+    return SpanEvent(event.name, event.time_ns, clean(event.attributes))
+
+
+def bounded(attributes: AttributeMap) -> Attributes:
+    """Shorten an exception's attributes and remove API keys, which its message may quote."""
+    return {k: bounded_text(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def loaded(value: Any) -> Any:

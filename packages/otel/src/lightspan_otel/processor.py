@@ -58,7 +58,7 @@ class AgentSpanProcessor(SpanProcessor):
                 return
             open_span.input = llm_spans.input_of(span)
             open_span.begin()
-            llm_spans.begin(open_span)
+            llm_spans.begin(open_span, span.start_time or open_span.start_ns)
 
     def on_end(self, span: ReadableSpan) -> None:
         """Stop tracking a span that has ended, and record it."""

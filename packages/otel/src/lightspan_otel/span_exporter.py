@@ -7,6 +7,7 @@ are dropped and counted.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -20,6 +21,7 @@ from lightspan.production.exporters import OTLP_VARIABLE
 from lightspan.production.options import resource_of_environment
 from lightspan.production.store_writer import close_at_exit, close_at_exit_of_child
 from lightspan.schema.content import without_keys
+from lightspan.schema.redaction import bounded_text
 from lightspan.schema.spans import Span
 
 if TYPE_CHECKING:
@@ -59,13 +61,18 @@ class ExportHandle:
         self.sent = 0
         """Number of spans that the exporter has accepted."""
         self.lost = 0
-        """Number of spans that were dropped or failed to export."""
+        """Number of spans that were dropped, failed to export, or were rejected by the backend."""
+        self._rejected = 0
+        """Number of rejected spans in the request under way (OTLP's partial success)."""
         self._to_otel = to_otel
         self._resource = resource_of_environment()
         self._changed = threading.Condition()
         self._pending = 0
-        self._is_closed = self._has_dropped = self._has_exit_hook = False
+        self._is_closed = self._has_dropped = self._has_rejected = self._has_exit_hook = False
         self._exporter = exporter
+        session = _session_of(exporter)
+        if session is not None:
+            session.hooks["response"].append(self._read_answer)
         # The exporter may be the user's, so it is not shut down.
         counting: Any = SimpleNamespace(export=self._export, shutdown=lambda: None)
         self._processor: Any = BatchSpanProcessor(
@@ -135,11 +142,28 @@ class ExportHandle:
             if self._pending:  # zero if the handle was closed meanwhile
                 self._pending -= len(spans)
                 if result is SpanExportResult.SUCCESS:
-                    self.sent += len(spans)
+                    rejected, self._rejected = min(self._rejected, len(spans)), 0
+                    self.sent += len(spans) - rejected
+                    self.lost += rejected
                 else:
                     self.lost += len(spans)
                 self._changed.notify_all()
         return result
+
+    def _read_answer(self, response: Any, *args: object, **options: object) -> None:
+        """Count the spans that the backend rejects in an answer of status 200."""
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+        with contextlib.suppress(Exception):  # an answer of another form
+            answer = trace_service_pb2.ExportTraceServiceResponse.FromString(response.content)
+            rejected = answer.partial_success.rejected_spans if response.status_code == 200 else 0
+            if rejected and not self._has_rejected:
+                reason = bounded_text(answer.partial_success.error_message)
+                log.warning(
+                    "lightspan: %s rejected %d spans: %s", self.destination, rejected, reason
+                )
+            self._has_rejected |= rejected > 0
+            self._rejected += rejected
 
     def _drop(self) -> None:
         self.lost += 1
@@ -155,6 +179,20 @@ class ExportHandle:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _session_of(exporter: object) -> Any:
+    """Return the HTTP session of OpenTelemetry's OTLP exporter; None for another exporter.
+
+    The exporter itself does not report rejected spans.
+    """
+    for path in (("_session",), ("_client", "_transport", "_session")):
+        value: Any = exporter
+        for name in path:
+            value = getattr(value, name, None)
+        if isinstance(getattr(value, "hooks", None), dict) and "response" in value.hooks:
+            return value
+    return None
 
 
 # --- the exporters of a process -------------------------------------------------------------

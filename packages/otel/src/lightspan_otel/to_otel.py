@@ -18,10 +18,16 @@ from opentelemetry.trace import (
 )
 
 from lightspan.schema import semconv as c
-from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes
+from lightspan.schema.spans import Span, SpanKind, SpanStatus, clean_attributes
 from lightspan_otel import attribute_names as a
 
 _SCOPE: Final = InstrumentationScope("lightspan")
+_ANNOTATIONS: Final = {
+    "user": ("user.id",),
+    "session": ("session.id",),
+    "tags": ("tag.tags", "langfuse.trace.tags"),
+}
+"""Name in `emit_annotation` → attributes from which Langfuse and Phoenix read it."""
 STATUS_CODES: Final = {
     SpanStatus.UNSET: StatusCode.UNSET,
     SpanStatus.OK: StatusCode.OK,
@@ -52,7 +58,7 @@ def to_otel(span: Span) -> ReadableSpan:
     )
 
 
-def _own_attributes(span: Span) -> Attributes:
+def _own_attributes(span: Span) -> dict[str, Any]:
     fields: dict[str, Any] = {
         c.ROLLOUT_ID: span.rollout_id or None,
         c.ATTEMPT_ID: span.attempt_id or None,
@@ -62,7 +68,10 @@ def _own_attributes(span: Span) -> Attributes:
         a.SPAN_LATE: span.late or None,
         a.SPAN_SCHEMA: span.schema,
     }
-    return clean_attributes(fields)
+    for name, keys in _ANNOTATIONS.items():
+        if (value := span.attributes.get(c.ANNOTATION + name)) is not None:
+            fields |= dict.fromkeys(keys, value)
+    return _sequences(clean_attributes(fields))
 
 
 def _sequences(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,14 @@ class AlertMonitor:
         self._train.append(finite)
         self._rewards.add(finite)
         self._failures.add(finite)
-        checks = (no_group_varies, entropy_collapses, policy_stays, air_is_idle)
+        checks = (
+            no_group_varies,
+            entropy_collapses,
+            policy_stays,
+            air_is_idle,
+            rewards_are_stray,
+            call_rewards_are_unused,
+        )
         texts = {
             "reward_falls": _reward_falls(self._rewards),
             "failures_rise": _failures_rise(self._failures),
@@ -154,6 +161,42 @@ class AlertMonitor:
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
 
 
+def run_alerts(
+    metrics: Sequence[Line], evaluations: Sequence[Evaluation], failure: str
+) -> list[Alert]:
+    """Return all alerts of a run, and at last one if its latest training step failed.
+
+    Args:
+        metrics: lines of the run's metrics.
+        evaluations: evaluations of the run.
+        failure: message of a rollout that failed; empty if none is known.
+    """
+    latest = latest_step_fails(metrics, failure)
+    alerts = AlertMonitor().read(metrics, evaluations)
+    return alerts if latest is None else [*alerts, latest]
+
+
+def latest_step_fails(metrics: Sequence[Line], failure: str = "") -> Alert | None:
+    """Return an alert if the app failed in many rollouts of the latest training step; else None.
+
+    Other than the alerts of `AlertMonitor`, it is gone once a later step succeeds.
+
+    Args:
+        metrics: lines of the run's metrics.
+        failure: message of a rollout that failed; empty if none is known.
+    """
+    line = next((each for each in reversed(metrics) if each["kind"] == "train"), {})
+    failed, count = int(line.get("failed") or 0), int(line.get("rollouts") or 0)
+    if not failed or failed < FAILURE_WARNING * count:
+        return None
+    example = f", for example {' '.join(failure.split())[:MAX_MESSAGE]}" if failure else ""
+    text = f"{failed} of {plural(count, 'rollout')} failed in step {line['step']}{example}"
+    return Alert(name=STEP_FAILS, step=line["step"], text=text)
+
+
+STEP_FAILS: Final = "latest_step_fails"
+MAX_MESSAGE: Final = 300
+"""Maximum characters of the message of a failed rollout in an alert."""
 PAGE: Final = "docs/troubleshooting.md"
 """The page that explains the warnings."""
 
@@ -181,8 +224,24 @@ def print_alerts(event: RunEvent) -> list[str]:
     # of a run that was resumed, earlier steps were reported before
     train = [line for line in new if line["kind"] == "train" and line["step"] == event.step]
     notes = [text for line in train for text in update_notes(line)]
+    if event.step == 1 and train:
+        notes += few_tasks_notes(folder.read_config())
     new_alerts = [alert for alert in alerts if alert.step == event.step]
     return notes + [f"warning: {alert.text} ({PAGE})" for alert in new_alerts]
+
+
+def few_tasks_notes(config: Line) -> list[str]:
+    """Return a note if a run, whose configuration is `config`, has fewer tasks than a step takes.
+
+    Empty if it has enough.
+    """
+    size, count = config.get("tasks_per_step") or 0, config["train"]["tasks"]
+    if count >= size:
+        return []
+    return [
+        f"tasks_per_step={size}, and there are {plural(count, 'training task')}: in a step a task "
+        f"runs about {size / count:.2g} times, each time as a group of its own"
+    ]
 
 
 # --- notes on one step, which are repeated ----------------------------------------------------
@@ -427,6 +486,38 @@ def air_is_idle(train: Sequence[Line]) -> str:
         "air= had no effect in this step: no signal found a tool call (`with "
         'lightspan.tool("name"):` or an adapter records them), so rewards are unshaped'
     )
+
+
+def stray_rewards_text(count: int) -> str:
+    """Return a warning about `count` rewards that were emitted on an id of no call; "" for 0."""
+    if not count:
+        return ""
+    return (
+        f"{plural(count, 'reward')} on a call went to an id that no call has, and had no effect: "
+        "emit_reward(call=) takes the id of the response, which starts with chatcmpl-, resp_ or "
+        "msg_ (LangChain: message.response_metadata['id'], not message.id)"
+    )
+
+
+def unused_rewards_text(count: int) -> str:
+    """Return a warning about `count` calls whose own reward has no effect; "" for 0."""
+    if not count:
+        return ""
+    return (
+        f'the reward of {plural(count, "call")} had no effect: credit="terminal" uses the '
+        'reward of the rollout alone (credit="discounted" uses both), and no rule uses a reward '
+        "on a call of a frozen agent that came before all trained calls"
+    )
+
+
+def rewards_are_stray(train: Sequence[Line]) -> str:
+    """Return the text of an alert if the latest step had rewards on no call; else ""."""
+    return stray_rewards_text(int(train[-1].get("batch/stray_rewards", 0)))
+
+
+def call_rewards_are_unused(train: Sequence[Line]) -> str:
+    """Return the text of an alert if rewards on calls had no effect in the latest step; else ""."""
+    return unused_rewards_text(int(train[-1].get("batch/unused_step_rewards", 0)))
 
 
 def policy_stays(train: Sequence[Line]) -> str:

@@ -14,7 +14,6 @@ are JSON text. Rollouts are read and written in portions, so that a run may be l
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 from collections import Counter
@@ -22,22 +21,23 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Final, Literal
 
 import msgspec
 
 from lightspan.algorithms.recorded_attempts import (
     Query,
+    chat_of,
     read_attempts,
     reward_bound,
     score_of,
     score_of_attempt,
 )
-from lightspan.errors import ConfigError, DataError
+from lightspan.errors import ConfigError, DataError, UnknownAgentError
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.episode import Call
-from lightspan.lightning.selection import CallCoverage, CallStatus
-from lightspan.schema import genai_messages, semconv as c
+from lightspan.lightning.selection import CallCoverage, CallStatus, unknown_agents
+from lightspan.schema import genai_messages
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
 from lightspan.stores import open_existing
@@ -66,6 +66,7 @@ class Filter:
     """Names or globs on agent paths; empty for every agent. Filters calls but not spans."""
     min_reward: float | None = None
     """Minimum reward of a rollout; None for no minimum. Unscored rollouts do not reach a minimum.
+    Messages are then only those of calls that `SFT(from_store=)` would imitate.
 
     In messages of production it applies to each call: to the feedback on the call or, if there is
     none, to the feedback on the attempt.
@@ -113,11 +114,15 @@ class ExportSummary:
     rollouts: int
     left_out: Mapping[str, int]
     """Reason → number of calls or rollouts without a row."""
+    unknown: str = ""
+    """Which patterns of agents match no call; empty if all match."""
 
     def text(self, what: What, out: Path | None) -> str:
         """Return the counts as one line of text."""
         target = "" if out is None else f" to {out}"
         text = f"{self.rows} {what} of {self.rollouts} rollouts{target}"
+        if self.unknown:
+            text += f"; {self.unknown}"
         if not self.left_out:
             return text
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
@@ -144,6 +149,7 @@ def export_run(
     Raises:
         ConfigError: the folder holds no run, or the format is unknown or needs a file or a package.
         DataError: the file cannot be written.
+        UnknownAgentError: none of the agents' patterns matches a call.
     """
     run = RunFolder(folder)
     config = run.read_config()
@@ -186,6 +192,7 @@ def export_store(
         ConfigError: the format is unknown or needs a file or a package; or `what` is transitions,
             which production does not record.
         DataError: the file cannot be written.
+        UnknownAgentError: none of the agents' patterns matches a call.
     """
     if what == "transitions":
         raise ConfigError("production has no token ids, and so no transitions: export messages")
@@ -211,12 +218,14 @@ async def _export(
     rows = rollouts = 0
     written_tasks: set[str] = set()
     left_out: Counter[str] = Counter()
+    paths: set[str] = set()
     async with open_existing(url, read_only=True) as store:
         with _writer(what, format, out) as write:
             async for view in views(store):
                 if not only.takes(view, what):
                     left_out["rollouts of another mode or reward"] += 1
                     continue
+                paths.update(call.agent_path for call in view.episode.calls)
                 portion = list(_ROWS[what](view, only, left_out))
                 if what == "tasks":
                     new = [task for task in portion if fingerprint(task) not in written_tasks]
@@ -226,7 +235,12 @@ async def _export(
                 write(portion)
                 rows += len(portion)
                 rollouts += 1
-    return ExportSummary(rows=rows, rollouts=rollouts, left_out=+left_out)
+            patterns = only.agents if paths else ()
+            unmatched = [p for p in patterns if not any(matches(p, path) for path in paths)]
+            unknown = unknown_agents(unmatched, sorted(paths)) if unmatched else ""
+            if unmatched and len(unmatched) == len(only.agents):
+                raise UnknownAgentError(unknown)  # before an earlier file is replaced
+    return ExportSummary(rows=rows, rollouts=rollouts, left_out=+left_out, unknown=unknown)
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -309,20 +323,19 @@ def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> It
         if not only.takes_score(view, entry.call):
             left_out["calls that scored too low, or not at all"] += 1
             continue
-        span = entry.call.span
-        attributes: Mapping[str, Any] = {} if span is None else span.attributes
-        answers = genai_messages.output_messages_of(attributes)
-        if entry.call.choice >= len(answers):
+        chat = chat_of(view.episode, entry.call)
+        if only.min_reward is not None and chat.rejection:
+            left_out[f"calls {chat.rejection}"] += 1
+        elif not chat.messages:
             left_out["calls without an answer"] += 1
-            continue
-        prompt = genai_messages.input_messages_of(attributes)
-        tools = attributes.get(c.TOOL_DEFINITIONS)
-        yield {
-            **_rollout_fields(view),
-            **_call_fields(view, entry),
-            "messages": [*prompt, answers[entry.call.choice]],
-            "tools": None if tools is None else json.loads(str(tools)),
-        }
+        else:
+            yield {
+                **_rollout_fields(view),
+                **_call_fields(view, entry),
+                "rejection": chat.rejection or None,
+                "messages": chat.messages,
+                "tools": chat.tools,
+            }
 
 
 def _entries(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[CallCoverage]:
@@ -496,6 +509,7 @@ _COLUMNS: Final[Mapping[What, Mapping[str, str]]] = {
     "messages": {
         **_ROLLOUT_COLUMNS,
         **_CALL_COLUMNS,
+        "rejection": "text",
         **dict.fromkeys(("messages", "tools"), "json"),
     },
 }

@@ -27,14 +27,21 @@ from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import SILENT
 from lightspan.training.rewards import OWN
-from lightspan_tools.alerts import AlertMonitor
+from lightspan_tools.alerts import latest_step_fails, run_alerts
 from lightspan_tools.inspect_report import (
     call_reports,
     rollout_report,
     run_report,
     store_report,
 )
-from lightspan_tools.overview import Overview, production_overview, pruned_text, run_overview
+from lightspan_tools.overview import (
+    Overview,
+    newest_failure,
+    production_overview,
+    pruned_text,
+    run_overview,
+    status_of,
+)
 from lightspan_tools.pagination import Page, table_lines
 from lightspan_tools.rollout_view import (
     RolloutView,
@@ -185,7 +192,10 @@ async def _read_run(
         run_id = config.get("run_id")
         reader = ViewReader(run, store, config, trained_rewards(run, config))
         if rollout_id is None:
-            return await run_overview(reader, store, run_id, page)
+            overview = await run_overview(reader, store, run_id, page)
+            if latest_step_fails(run.metrics()) is not None:
+                overview.failure = await newest_failure(store, run_id)
+            return overview
         return await _read_rollout(reader, store, run_id, rollout_id)
 
 
@@ -228,7 +238,7 @@ def _run_lines(
     model, optimize = config.get("model"), config.get("optimize")
     yield f"{run.path}: {config.get('algorithm')}{f' on {model}' if model else ''}"
     yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
-    yield from _progress_lines(run, config)
+    yield from _progress_lines(run, config, overview.failure)
     yield from _prompt_lines(run)
     scope = overview.scope
     yield f"{len(overview.rows)} rollouts; calls by agent{scope}: {_counted(overview.agents)}"
@@ -247,8 +257,14 @@ def _run_lines(
     yield from table_lines(overview.rows, page, "rollout", "mode   step  ", "trained  ")
 
 
-def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the evaluations, the alerts, and the step whose weights are kept as the best."""
+def _progress_lines(run: RunFolder, config: Mapping[str, Any], failure: str) -> Iterator[str]:
+    """Describe the evaluations, the alerts, and the step whose weights are kept as the best.
+
+    Args:
+        run: folder of the run.
+        config: settings of the run.
+        failure: message of a rollout that failed; empty if none is known.
+    """
     metrics = run.metrics()
     for line in metrics:
         split = _SPLITS.get(line.get("kind", ""))
@@ -267,7 +283,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
-    for alert in AlertMonitor().read(metrics, run.evaluations()):
+    for alert in run_alerts(metrics, run.evaluations(), failure):
         yield f"warning, step {alert.step}: {alert.text}"
 
 
@@ -378,7 +394,7 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     episode, rollout = view.episode, view.state.rollout
     yield (
         f"rollout {rollout.rollout_id} ({rollout.mode}, step {view.step}, task "
-        f"{rollout.task_id}): {view.state.status}"
+        f"{rollout.task_id}): {status_of(view)}"
     )
     is_production = rollout.mode is Mode.PRODUCTION
     is_rated = is_production and any(c.is_feedback(span) for span in episode.spans)

@@ -21,8 +21,8 @@ from lightspan.algorithms.recorded_attempts import (
     read_attempts,
     score_of_attempt,
 )
-from lightspan.lightning.episode import Episode
-from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutSummary
+from lightspan.lightning.episode import Call, Episode
+from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutStatus, RolloutSummary
 from lightspan.schema.spans import SpanKind
 from lightspan.stores.protocol import Store
 from lightspan_tools.pagination import Columns, Page, TableRow, shown_rows
@@ -57,6 +57,8 @@ class Overview:
     """Number of rollouts of trainings in a store of production."""
     url: str = ""
     """URL of a store of production, without its password."""
+    failure: str = ""
+    """Message of the newest failed rollout of training; empty unless the latest step failed."""
     first_trained_step: int | None = None
     """First step of which the store has rollouts of training; None if it has none."""
 
@@ -101,6 +103,24 @@ async def run_overview(
     return overview
 
 
+async def newest_failure(store: Store, run_id: str | None) -> str:
+    """Return the message of the newest failed rollout of a run's training; empty if there is none.
+
+    Rollouts are read in parts until one that failed is found.
+    """
+    before = None
+    while True:
+        page = await store.summaries(
+            run_id, mode=Mode.TRAIN, newest=True, before=before, limit=PART
+        )
+        for row in page.rows:
+            if row.status is RolloutStatus.FAILED and row.message:
+                return row.message
+        if len(page.rows) < PART:
+            return ""
+        before = page.rows[-1].position
+
+
 async def production_overview(store: Store, query: Query, page: Page) -> Overview:
     """Return the overview of the attempts of production that match `query`."""
     # The total is read first, so that attempts recorded meanwhile do not count as trainings'.
@@ -117,7 +137,7 @@ async def production_overview(store: Store, query: Query, page: Page) -> Overvie
     wanted = [ids[row.row_id] for row in _wanted(rows, page)]
     async for recorded in read_attempts(store, query, wanted):
         overview.read += 1
-        calls = recorded.episode.calls
+        calls = _distinct(recorded.episode)
         overview.calls.update(str(call.outcome) for call in calls)
         overview.agents.update(call.agent_path for call in calls)
         row = production_row_of(recorded)
@@ -149,9 +169,17 @@ async def _rows(
 
 
 def _status_of(row: RolloutSummary) -> str:
-    """Return the status of a rollout, or in production that of its attempt."""
-    is_timeout = row.mode is Mode.PRODUCTION and row.outcome is Outcome.TIMEOUT
+    """Return the status of a rollout; `timeout` for one that failed because its time ran out."""
+    has_failed = row.mode is Mode.PRODUCTION or row.status is RolloutStatus.FAILED
+    is_timeout = has_failed and row.outcome is Outcome.TIMEOUT
     return str(AttemptStatus.TIMEOUT if is_timeout else row.status)
+
+
+def status_of(view: RolloutView) -> str:
+    """Return the status of a rollout; `timeout` for one that failed because its time ran out."""
+    is_late = view.episode.status is AttemptStatus.TIMEOUT
+    is_failed = view.state.status is RolloutStatus.FAILED
+    return str(view.episode.status if is_late and is_failed else view.state.status)
 
 
 def _wanted(rows: Sequence[TableRow], page: Page) -> Sequence[TableRow]:
@@ -174,13 +202,18 @@ def row_of(view: RolloutView) -> TableRow:
     rollout = view.state.rollout
     return TableRow(
         row_id=rollout.rollout_id,
-        status=str(view.state.status),
+        status=status_of(view),
         reward=view.episode.reward,
         agents=Counter(call.agent_path for call in view.episode.calls),
         before=f"{rollout.mode:<5}  {view.step:>4}  ",
         after=f"{len(view.coverage.trained):>7}  ",
         columns=Columns(mode=str(rollout.mode), step=view.step, trained=len(view.coverage.trained)),
     )
+
+
+def _distinct(episode: Episode) -> list[Call]:
+    """Return the calls of an episode; one with several choices, which has several entries, once."""
+    return list({call.call_id: call for call in episode.calls}.values())
 
 
 def production_row_of(recorded: RecordedAttempt) -> TableRow:
@@ -193,7 +226,7 @@ def production_row_of(recorded: RecordedAttempt) -> TableRow:
         row_id=attempt.attempt_id,
         status=str(episode.status),
         reward=score_of_attempt(episode),
-        agents=Counter(call.agent_path for call in episode.calls),
+        agents=Counter(call.agent_path for call in _distinct(episode)),
         before=f"{state.rollout.run_id:<20}  {began:<19}  ",
         after=f"{seconds_of(episode):>7.2f}  {damaged:<7}  ",
         columns=Columns(

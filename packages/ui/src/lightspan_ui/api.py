@@ -15,7 +15,9 @@ from lightspan.errors import ConfigError, LightspanError, NotFoundError
 from lightspan.production.feedback import feedback
 from lightspan.stores import public_url
 from lightspan.stores.protocol import Store
-from lightspan_tools.rollout_view import RolloutView, read_views
+from lightspan_tools.alerts import STEP_FAILS
+from lightspan_tools.overview import newest_failure
+from lightspan_tools.rollout_view import RolloutView
 from lightspan_ui import views
 from lightspan_ui.catalogue import Catalogue, task_text, task_title
 from lightspan_ui.comparison import comparison
@@ -31,12 +33,13 @@ from lightspan_ui.rollouts import (
     group_rollout,
     production_views,
     rollout_detail,
+    run_views,
     span_detail,
 )
 from lightspan_ui.run_page import RunScoring, detail_of
-from lightspan_ui.runs import Run, error_text, metrics_view, secretless
+from lightspan_ui.runs import Failure, Run, error_text, metrics_view, secretless
 from lightspan_ui.searches import prompts_of
-from lightspan_ui.sources import Place, Sources
+from lightspan_ui.sources import Place, Sources, open_to_read
 from lightspan_ui.tokens import Tokenizer, find_tokenizer
 
 MAX_GROUP: Final = 64
@@ -73,16 +76,20 @@ class Api:
     # --- runs -----------------------------------------------------------------------------------
     async def places(self, request: web.Request) -> views.Places:
         self._sources.scan()
-        runs = [place.run for place in self._sources.runs.values() if place.run is not None]
+        places = list(self._sources.runs.values())
+        runs = [_run(place) for place in places]
         async with self._summarising:  # in a thread: many long runs take seconds at first
             summaries = await asyncio.to_thread(lambda: [run.summary() for run in runs])
+        summaries = [
+            await self._with_failure(*each) for each in zip(places, summaries, strict=True)
+        ]
         summaries.sort(key=lambda summary: -(summary.changed or 0.0))
         stores = [await _store_summary(place) for place in self._sources.stores.values()]
         return views.Places(runs=summaries, stores=stores, write=self._write, version=self._version)
 
     async def run(self, request: web.Request) -> views.RunDetail:
         place, run = self._run_of(request)
-        summary = await self._summary(run)
+        summary = await self._summary(place)
         parts = self._open_run(place, run)
         catalogue, error = None, ""
         try:
@@ -104,7 +111,7 @@ class Api:
 
     async def prompts(self, request: web.Request) -> views.Prompts:
         place, run = self._run_of(request)
-        summary = await self._summary(run)
+        summary = await self._summary(place)
         tasks: dict[str, str] = {}
         catalogue: Catalogue | None = None
         try:
@@ -126,9 +133,9 @@ class Api:
         names = list(dict.fromkeys(request.query.getall("run", [])))
         if not 1 <= len(names) <= MAX_COMPARED:
             raise ConfigError(f"name 1 to {MAX_COMPARED} runs to compare: ?run=a&run=b")
-        runs = [_run(self._sources.find("runs", name)) for name in names]
-        summaries = [await self._summary(run) for run in runs]
-        return comparison(runs, summaries)
+        places = [self._sources.find("runs", name) for name in names]
+        summaries = [await self._summary(place) for place in places]
+        return comparison([_run(place) for place in places], summaries)
 
     # --- rollouts -------------------------------------------------------------------------------
     async def rollouts(self, request: web.Request) -> views.RolloutPage:
@@ -188,7 +195,8 @@ class Api:
         spans = await _spans_of(store, entry)
         members = group_members(catalogue, entry.group, entry.step, str(entry.summary.mode))
         scored = sorted((e for e in members if e.reward is not None), key=best_first)
-        newer, older = catalogue.neighbours(entry)
+        filters, options = read_filters(request.query), read_page(request.query, Sort)
+        newer, older = await catalogue.neighbours(entry, filters, options.sort)
         is_ranked = entry in scored and len(members) > 1
         others: dict[str, Any] = {
             "rank": 1 + sum(e.reward > entry.reward for e in scored) if is_ranked else None,  # type: ignore[operator]
@@ -259,9 +267,19 @@ class Api:
         place = self._sources.find("runs", request.match_info["name"])
         return place, _run(place)
 
-    async def _summary(self, run: Run) -> views.RunSummary:
+    async def _summary(self, place: Place) -> views.RunSummary:
         async with self._summarising:
-            return await asyncio.to_thread(run.summary)
+            summary = await asyncio.to_thread(_run(place).summary)
+        return await self._with_failure(place, summary)
+
+    async def _with_failure(self, place: Place, summary: views.RunSummary) -> views.RunSummary:
+        """Return the summary with the message of a failed rollout, if the latest step failed."""
+        run = _run(place)
+        step = next((each.step for each in summary.alerts if each.name == STEP_FAILS), None)
+        if step is None or run.failure.step == step:
+            return summary
+        run.failure = Failure(step, await _newest_failure(place))
+        return await asyncio.to_thread(run.summary)
 
     async def _catalogue(self, place: Place) -> Catalogue:
         place.used = time.monotonic()
@@ -283,7 +301,7 @@ class Api:
         states = await catalogue.states(entries)
         if place.run is not None:
             folder, rewards = place.run.folder, catalogue.scoring.rewards
-            found = await read_views(folder, catalogue.store, folder.read_config(), states, rewards)
+            found = await run_views(folder, catalogue.store, states, rewards)
         else:
             found = await production_views(catalogue.store, states)
         return {view.state.rollout.rollout_id: view for view in found}
@@ -352,6 +370,18 @@ async def _tasks_of(catalogue: Catalogue, prompts: views.Prompts) -> dict[str, s
     tasks = await catalogue.tasks(list(by_task.values()))
     titles = {name: task_title(tasks.get(e.summary.rollout_id)) for name, e in by_task.items()}
     return {name: beginning(title) for name, title in titles.items()}
+
+
+async def _newest_failure(place: Place) -> str:
+    """Return the message of a run's newest failed rollout.
+
+    Empty if there is none, if the store cannot be read, or if its server does not answer.
+    """
+    try:
+        async with asyncio.timeout(STORE_S), open_to_read(place.url) as store:
+            return await newest_failure(store, place.run_id)
+    except (LightspanError, OSError, TimeoutError):
+        return ""
 
 
 async def _store_summary(place: Place) -> views.StoreSummary:

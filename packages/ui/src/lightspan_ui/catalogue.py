@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import json
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -128,6 +130,8 @@ class Catalogue:
         """Number of attempts whose spans can be read."""
         self.read = 0
         """Number of attempts whose spans were read."""
+        self._version = 0
+        """Number that grows when the facts of a rollout change, or rollouts are gone."""
         self._by_attempt: dict[str, str] = {}
         self._ordered: list[Entry] = []
         """The oldest rollout first, unless `_is_sorted` is False."""
@@ -137,6 +141,8 @@ class Catalogue:
         self._lock = asyncio.Lock()
         self._facets: tuple[object, views.Facets] | None = None
         """The last counts, with what they depend on."""
+        self._sorted: tuple[object, list[Entry]] | None = None
+        """The last list of rollouts, with what it depends on."""
         self._limit: int | None = None
         self._reading: asyncio.Task[None] | None = None
         self._searches: dict[str, TextSearch] = {}
@@ -197,6 +203,7 @@ class Catalogue:
         self.entries, self._by_attempt, self._ordered = {}, {}, []
         self.cursor = self.readable = self.read = 0
         self._is_sorted, self._is_outdated = True, False
+        self._version += 1
 
     @property
     def newest(self) -> list[Entry]:
@@ -217,12 +224,47 @@ class Catalogue:
             raise NotFoundError(f"there is no rollout or attempt {name!r} here")
         return entry
 
-    def neighbours(self, entry: Entry) -> tuple[str, str]:
-        """Return the ids of the next newer and the next older rollout; empty if there is none."""
-        place = self.newest.index(entry)
-        newer = self.newest[place - 1].summary.rollout_id if place else ""
-        older = self.newest[place + 1 :][:1]
-        return newer, older[0].summary.rollout_id if older else ""
+    async def neighbours(self, entry: Entry, filters: Filters, sort: str) -> tuple[str, str]:
+        """Return the ids of the rollouts before and after one in a sorted list; empty if none is.
+
+        The rollout itself need not pass the filters, such as after it was rated.
+
+        Args:
+            entry: the rollout.
+            filters: the filters of the list.
+            sort: the order of the list.
+        """
+        if filters.needs_spans or sort in SPAN_SORTS:
+            await self._begin_reading(None)
+        before = after = None
+        for wanted in (1, None) if filters.text else (None,):  # at first with what a search found
+            entries, is_partial = await self._list(filters, sort, wanted)
+            before, after = beside(entries, entry, sort)
+            if not is_partial or (sort == "newest" and after is not None):
+                break
+        newer, older = ("" if e is None else e.summary.rollout_id for e in (before, after))
+        return newer, older
+
+    async def _list(
+        self, filters: Filters, sort: str, wanted: int | None = None
+    ) -> tuple[list[Entry], bool]:
+        """Return the rollouts that pass filters, sorted, and whether a search is incomplete.
+
+        The last list is kept while nothing changes, to go from row to row.
+
+        Args:
+            filters: the filters.
+            sort: the order.
+            wanted: as in `matching`.
+        """
+        key = filters, sort, self.cursor, self._version, self.scoring
+        if self._sorted is not None and self._sorted[0] == key:
+            return self._sorted[1], False
+        entries, is_partial = await self.matching(filters, wanted)
+        if sort != "newest":
+            entries.sort(key=SORT_KEYS[sort])
+        self._sorted = None if filters.text or filters.has_age else (key, entries)
+        return entries, is_partial
 
     async def read_facts(self, entries: Sequence[Entry]) -> dict[str, Texts]:
         """Read the spans of rollouts; return the beginnings of their texts, by rollout id."""
@@ -236,7 +278,9 @@ class Catalogue:
         for name, entry in ids.items():
             own = spans.get(name, [])
             self._count(entry, -1)
-            entry.facts = facts_of(entry.summary, own, records.get(name, []))
+            facts = facts_of(entry.summary, own, records.get(name, []))
+            self._version += facts != entry.facts
+            entry.facts = facts
             self._count(entry, 1)
             self.scoring.apply(entry)
             texts[entry.summary.rollout_id] = texts_of(entry.summary, own)
@@ -395,9 +439,7 @@ class Catalogue:
         wanted = None  # other sorts need all that match
         if options.sort == "newest":
             wanted = 1 + options.limit + place_of(options.cursor, ())
-        entries, is_partial = await self.matching(filters, wanted)
-        if options.sort != "newest":
-            entries.sort(key=SORT_KEYS[options.sort])
+        entries, is_partial = await self._list(filters, options.sort, wanted)
         start = place_of(options.cursor, (entry.summary.rollout_id for entry in entries))
         shown = entries[start : start + options.limit]
         end = start + len(shown)
@@ -433,7 +475,7 @@ class Catalogue:
         The counts of a filter's values leave this filter out, so that another value can be chosen.
         """
         await self._begin_reading(None if filters.needs_spans else READ_AHEAD)
-        key = filters, self.cursor, self.read, self.scoring
+        key = filters, self.cursor, self._version, self.scoring
         if self._facets is not None and self._facets[0] == key and not filters.text:
             return self._facets[1]
         wanted = 1 + MAX_ROWS
@@ -469,6 +511,19 @@ def _take_error(task: asyncio.Task[None]) -> None:
     """Mark the error of a task as seen, which the next answer raises."""
     if not task.cancelled():
         task.exception()
+
+
+def beside(entries: Sequence[Entry], entry: Entry, sort: str) -> tuple[Entry | None, Entry | None]:
+    """Return the entries before and after one, by an order; None if there is none.
+
+    Args:
+        entries: entries in this order.
+        entry: the entry, which need not be among them.
+        sort: the order.
+    """
+    key = SORT_KEYS[sort]
+    low, high = (bisect(entries, key(entry), key=key) for bisect in (bisect_left, bisect_right))
+    return entries[low - 1] if low else None, entries[high] if high < len(entries) else None
 
 
 # --- pages --------------------------------------------------------------------------------------
@@ -581,7 +636,7 @@ def histogram(values: Sequence[float]) -> list[views.Bin]:
         low, high = min(values), max(values)
         high = high if high > low else low + 1
     width = (high - low) / BINS
-    places = Counter(min(BINS - 1, int((value - low) / width)) for value in values)
-    return [
-        views.Bin(low=low + i * width, high=low + (i + 1) * width, n=places[i]) for i in range(BINS)
-    ]
+    # without the last digits, which are no more than rounding: 0.95 in place of 0.9500000000000001
+    edges = [low, *(float(f"{low + i * width:.12g}") for i in range(1, BINS)), high]
+    places = Counter(min(BINS, bisect_right(edges, value)) - 1 for value in values)
+    return [views.Bin(low=a, high=b, n=places[i]) for i, (a, b) in enumerate(pairwise(edges))]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
+import msgspec
+
 from lightspan.errors import LightspanError
+from lightspan.progress import plural
 from lightspan.training.results import Evaluation
 from lightspan.training.statistics import Interval, paired_gain
 from lightspan_ui import views
@@ -30,8 +33,25 @@ def comparison(runs: Sequence[Run], summaries: Sequence[views.RunSummary]) -> vi
     return views.Comparison(
         runs=list(summaries),
         settings=list(differences(settings)),
-        pairs=[pair(first, second) for first, second in combinations(runs, 2)],
+        pairs=pairs_of(runs),
     )
+
+
+def pairs_of(runs: Sequence[Run]) -> list[views.PairDifference]:
+    """Return the differences of all pairs of runs. If there are several, each says so."""
+    pairs = [pair(first, second) for first, second in combinations(runs, 2)]
+    if len(pairs) < 2:
+        return pairs
+    note = (
+        f"{len(pairs)} pairs are compared, and their intervals are not corrected for that: each "
+        "has a chance of 5 % to miss"
+    )
+    return [
+        msgspec.structs.replace(each, sentence=f"{each.sentence}. {note}")
+        if each.difference is not None
+        else each
+        for each in pairs
+    ]
 
 
 def differences(settings: dict[str, dict[str, str]]) -> Iterator[views.SettingDifference]:
@@ -55,7 +75,50 @@ def pair(first: Run, second: Run) -> views.PairDifference:
         first=first.name,
         second=second.name,
         difference=None if difference is None else estimate(difference),
-        sentence=sentence(first.name, second.name, difference),
+        sentence=". ".join(
+            filter(
+                None,
+                [
+                    sentence(first.name, second.name, difference),
+                    shared_text(first, second),
+                    start_text(first, second),
+                ],
+            )
+        ),
+    )
+
+
+def shared_text(first: Run, second: Run) -> str:
+    """Return over how many tasks two runs are compared; empty if over none."""
+    if not first.evaluations or not second.evaluations:
+        return ""
+    before, after = first.evaluations[-1], second.evaluations[-1]
+    shared = len(before.rewards.keys() & after.rewards.keys())
+    if not shared:
+        return ""
+    sizes = [(run.name, _size(run.evaluations[-1])) for run in (first, second)]
+    if all(size == shared for _, size in sizes):
+        return f"Compared on {plural(shared, 'task')}: all of both runs"
+    parts = " and ".join(f"{shared} of {size} of {name}" for name, size in sizes)
+    return f"Compared only on the tasks that both scored: {parts}"
+
+
+def _size(evaluation: Evaluation) -> int:
+    return len(evaluation.rewards) + evaluation.unscored
+
+
+def start_text(first: Run, second: Run) -> str:
+    """Return that two runs began with different rewards; empty unless that is more than chance."""
+    runs = (first, second)
+    starts = [[each for each in run.evaluations if each.step == 0] for run in runs]
+    if any(len(run.evaluations) == len(start) for run, start in zip(runs, starts, strict=True)):
+        return ""  # there is no start, or no later evaluation
+    difference = difference_of(*starts)
+    if difference is None or not difference.is_known or difference.low <= 0 <= difference.high:
+        return ""
+    return (
+        f"The runs began with different rewards: {second.name} minus {first.name} was "
+        f"{difference} before training, so their last rewards do not compare the trainings alone"
     )
 
 

@@ -7,17 +7,19 @@ step ended, because only then it is known which of its calls were trained.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from lightspan.lightning.selection import CallStatus, Rejection
+from lightspan.lightning.selection import Rejection
 from lightspan.schema.records import Mode
-from lightspan_tools.rollout_view import RolloutView, read_views
+from lightspan_tools.rollout_view import RolloutView
 from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_ui import views
 from lightspan_ui.catalogue import Catalogue
 from lightspan_ui.entries import Entry
+from lightspan_ui.rollouts import SEARCHES, fate_of, has_searched_prompt, run_views
 from lightspan_ui.run_files import LiveRunFolder
 
 PORTION: Final = 128
@@ -29,10 +31,10 @@ FIRST_S: Final = 0.5
 class CallCounts(NamedTuple):
     """What became of a rollout's calls. Equal ones are stored once."""
 
-    calls: tuple[tuple[str, str, str, int], ...]
-    """(agent, status, reason, number of calls)."""
+    calls: tuple[tuple[str, views.Fate, str, int], ...]
+    """(agent, fate, reason, number of calls)."""
     learns: tuple[str, ...]
-    """Agents whose calls train a policy."""
+    """Agents whose calls train a policy, or have a prompt that is searched."""
     overrides: tuple[tuple[str, int], ...]
     """(sampling parameter, number of calls in which it was replaced)."""
 
@@ -65,30 +67,56 @@ class Coverage:
         if self._task is not None:
             self._task.cancel()
 
-    def agents(self) -> list[views.AgentCoverage]:
-        """Return what became of each agent's calls, those that learn first."""
+    def agents(self, rewards: Mapping[str, float | None]) -> list[views.AgentCoverage]:
+        """Return what became of each agent's calls, those that learn first.
+
+        Args:
+            rewards: rollout id → reward.
+        """
         calls: Counter[str] = Counter()
         fates: Counter[tuple[str, str]] = Counter()
         rejected: dict[str, Counter[str]] = {}
         learning: set[str] = set()
         for counts, times in self._distinct().items():
             learning.update(counts.learns)
-            for agent, status, reason, n in counts.calls:
+            for agent, fate, reason, n in counts.calls:
                 calls[agent] += n * times
-                fates[agent, status] += n * times
-                if status == CallStatus.REJECTED:
+                fates[agent, fate] += n * times
+                if fate == "rejected":
                     rejected.setdefault(agent, Counter())[reason] += n * times
+        if not learning and self._folder.read_config().get("algorithm") in SEARCHES:
+            learning = set(calls)  # prompts of the app's code: no call says which one it used
+        means = self._mean_rewards(rewards)
         return [
             views.AgentCoverage(
                 path=agent,
                 learns=agent in learning,
                 calls=calls[agent],
-                trained=fates[agent, CallStatus.TRAINED],
-                frozen=fates[agent, CallStatus.FROZEN],
+                trained=fates[agent, "trained"],
+                frozen=fates[agent, "frozen"],
+                evaluation=fates[agent, "evaluation"],
+                recorded=fates[agent, "recorded"],
+                reward=means.get(agent),
                 rejected=dict(rejected.get(agent, Counter()).most_common()),
             )
             for agent in sorted(calls, key=lambda agent: (agent not in learning, agent))
         ]
+
+    def _mean_rewards(self, rewards: Mapping[str, float | None]) -> dict[str, float]:
+        """Return the mean reward of the rollouts in which each agent acted."""
+        groups: dict[CallCounts, list[float]] = {}
+        for name, (_, counts) in self._counts.items():
+            reward = rewards.get(name)
+            if reward is not None:
+                groups.setdefault(counts, []).append(reward)
+        sums: dict[str, list[tuple[float, int]]] = {}
+        for counts, values in groups.items():
+            for agent in {agent for agent, *_ in counts.calls}:
+                sums.setdefault(agent, []).append((math.fsum(values), len(values)))
+        return {
+            agent: math.fsum(total for total, _ in parts) / sum(n for _, n in parts)
+            for agent, parts in sums.items()
+        }
 
     def overrides(self) -> dict[str, int]:
         """Return in how many calls each sampling parameter of the app was replaced."""
@@ -140,8 +168,8 @@ class Coverage:
 
     async def _read(self, catalogue: Catalogue, portion: Sequence[Entry]) -> list[RolloutView]:
         states = await catalogue.states(portion)
-        config, rewards = self._folder.read_config(), catalogue.scoring.rewards
-        return await read_views(self._folder, catalogue.store, config, states, rewards)
+        rewards = catalogue.scoring.rewards
+        return await run_views(self._folder, catalogue.store, states, rewards)
 
     def _read_basis(self) -> object:
         """Return what the counts of all rollouts depend on: which calls the learner refused."""
@@ -157,13 +185,13 @@ _NOTHING: Final = CallCounts((), (), ())
 
 def counts_of(view: RolloutView) -> CallCounts:
     """Return the counts of a rollout's calls."""
-    calls: Counter[tuple[str, str, str]] = Counter()
+    calls: Counter[tuple[str, views.Fate, str]] = Counter()
     overrides: Counter[str] = Counter()
     learns: dict[str, None] = {}
     for entry in view.coverage.entries:
         reason = "" if entry.rejection is None else str(entry.rejection)
-        calls[entry.call.agent_path, str(entry.status), reason] += 1
-        if entry.policy:
+        calls[entry.call.agent_path, fate_of(view, entry), reason] += 1
+        if entry.policy or has_searched_prompt(entry):
             learns[entry.call.agent_path] = None
         if entry.call.span is not None:
             overrides.update(overrides_of(entry.call.span.attributes).keys())

@@ -240,6 +240,14 @@ def messages_of(attributes: Mapping[str, Any], key: str) -> list[dict[str, Any]]
         return [{"role": "unknown", "content": str(value)}]
 
 
+def tool_text(call: Any) -> str:
+    """Return a call of a tool as text, such as `search({"query": "x"})`."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return str(call)
+    return f"{function.get('name') or ''}({function.get('arguments') or ''})"
+
+
 def _attempt_status(summary: RolloutSummary) -> AttemptStatus:
     if summary.outcome is Outcome.TIMEOUT:
         return AttemptStatus.TIMEOUT
@@ -260,7 +268,15 @@ def _question(span: Span) -> str:
 
 def _answer(span: Span) -> str:
     messages = messages_of(span.attributes, c.OUTPUT_MESSAGES)
-    return " ".join(filter(None, (text_of_content(m.get("content")) for m in messages)))
+    return " ".join(
+        text
+        for message in messages
+        for text in (
+            text_of_content(message.get("content")),
+            *map(tool_text, message.get("tool_calls") or ()),
+        )
+        if text
+    )
 
 
 def _items(value: Any) -> list[str]:

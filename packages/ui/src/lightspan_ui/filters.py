@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from lightspan.algorithms.recorded_attempts import parse_time
+from lightspan.algorithms.recorded_attempts import parse_time, seconds_ago
 from lightspan.errors import ConfigError
 from lightspan.schema.routing import matches
 from lightspan_ui.entries import Entry
@@ -55,6 +55,12 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     def needs_spans(self) -> bool:
         """Whether a filter reads what only the spans tell."""
         return any(getattr(self, name) is not None for name in _OF_SPANS)
+
+    @property
+    def has_age(self) -> bool:
+        """Whether a filter is an age such as `2h`, which passes other rollouts as time goes on."""
+        ages = (self.since, self.until)
+        return any(seconds_ago(each) is not None for each in ages if each is not None)
 
 
 class PageOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +114,26 @@ def read_page(query: Mapping[str, str], sorts: object) -> PageOptions:
 
 
 def _convert(values: Mapping[str, str], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(dict(values), kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the address has an invalid value: {error}") from error
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        try:
+            number = msgspec.convert({name: value}, kind, strict=False)
+            is_valid = getattr(number, name) == getattr(number, name)  # NaN is no number
+        except msgspec.ValidationError:
+            is_valid = False
+        if not is_valid:
+            raise ConfigError(f"{name}={value[:40]}: give {wanted_text(hints[name])}")
+    return msgspec.convert(dict(values), kind, strict=False)
+
+
+def wanted_text(hint: Any) -> str:
+    """Return what a parameter of a type takes, as text."""
+    kinds = get_args(hint) or (hint,)
+    if int in kinds:
+        return "a whole number"
+    if float in kinds:
+        return "a number"
+    return f"one of {', '.join(value for each in kinds for value in get_args(each))}"
 
 
 def time_of(value: str, name: str) -> float:

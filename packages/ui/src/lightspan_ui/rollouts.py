@@ -17,22 +17,21 @@ from lightspan.algorithms.recorded_attempts import Query, read_attempts
 from lightspan.errors import NotFoundError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Call
-from lightspan.lightning.selection import CallCoverage, CallStatus
+from lightspan.lightning.selection import CallCoverage, CallStatus, Rejection
 from lightspan.lightning.span_tree import build_tree, walk
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, RolloutState
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
-from lightspan_tools.rollout_view import (
-    RolloutView,
-    view_of,
-)
+from lightspan.training.folder import RunFolder
+from lightspan.training.rewards import Scored
+from lightspan_tools.rollout_view import RolloutView, read_views, view_of
 from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_ui import views
 from lightspan_ui.catalogue import task_text
 from lightspan_ui.entries import Entry
-from lightspan_ui.facts import messages_of, text_of_content
+from lightspan_ui.facts import messages_of, text_of_content, tool_text
 from lightspan_ui.tokens import Tokenizer, token_views
 
 MAX_SPANS: Final = 5_000
@@ -59,6 +58,26 @@ async def production_views(store: Store, states: Sequence[RolloutState]) -> list
     """
     ids = [state.rollout.rollout_id for state in states]
     return [as_recorded(view_of(each)) async for each in read_attempts(store, Query(), ids)]
+
+
+async def run_views(
+    folder: RunFolder,
+    store: Store,
+    states: Sequence[RolloutState],
+    rewards: Mapping[str, Scored] | None,
+) -> list[RolloutView]:
+    """Return the views of a run's rollouts. Those of a search for prompts count as recorded only.
+
+    The arguments are those of `read_views`.
+    """
+    config = folder.read_config()
+    found = await read_views(folder, store, config, states, rewards)
+    is_search = config.get("algorithm") in SEARCHES
+    return [as_recorded(view) for view in found] if is_search else found
+
+
+SEARCHES: Final = ("GEPA", "APO")
+"""Algorithms that search for prompts and train no weights."""
 
 
 def as_recorded(view: RolloutView) -> RolloutView:
@@ -214,14 +233,6 @@ def message_view(message: Mapping[str, Any], size: int) -> views.Message:
     )
 
 
-def tool_text(call: Any) -> str:
-    """Return a call of a tool as text, such as `search({"query": "x"})`."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return str(call)
-    return f"{function.get('name') or ''}({function.get('arguments') or ''})"
-
-
 def rating(span: Span) -> views.Rating:
     """Return feedback that arrived after an attempt."""
     attributes = span.attributes
@@ -284,18 +295,30 @@ def call_row(view: RolloutView, entry: CallCoverage) -> views.CallRow:
 def reason_of(view: RolloutView, entry: CallCoverage) -> str:
     """Return why a call was not trained; empty if it was.
 
-    For a call of production, return its outcome unless it succeeded.
+    For a call that is recorded only, return its outcome unless it succeeded.
     """
-    if view.state.rollout.mode is Mode.PRODUCTION:
+    if fate_of(view, entry) == "recorded":
         return "" if entry.call.outcome is CallOutcome.OK else f"the call: {entry.call.outcome}"
     return entry.reason
 
 
 def fate_of(view: RolloutView, entry: CallCoverage) -> views.Fate:
     """Return what became of a call."""
-    if view.state.rollout.mode is Mode.PRODUCTION:
+    is_searched = entry.status is CallStatus.FROZEN and has_searched_prompt(entry)
+    if view.state.rollout.mode is Mode.PRODUCTION or is_searched:
         return "recorded"
+    if entry.rejection is Rejection.MODE_NOT_TRAIN:
+        return "evaluation"
     return _FATES[entry.status]
+
+
+def has_searched_prompt(entry: CallCoverage) -> bool:
+    """Return whether the instructions of a call are a prompt that the run learns."""
+    span = entry.call.span
+    return span is not None and not span.attributes.keys().isdisjoint(_PROMPTS)
+
+
+_PROMPTS: Final = (c.PROMPT_ORIGINAL, c.PROMPT_APPLIED, c.PROMPT_NAME)
 
 
 _FATES: Final[Mapping[CallStatus, views.Fate]] = {

@@ -90,7 +90,7 @@ def detail_of(
     return views.RunDetail(
         summary=summary,
         settings=flat_settings(folder.read_config()),
-        agents=coverage.agents(),
+        agents=coverage.agents({e.summary.rollout_id: e.reward for e in entries}),
         coverage_of=coverage.rollouts + sum(e.summary.attempt_id is None for e in entries),
         rollouts=len(entries),
         pruned=pruned_text(lines, min(stored, default=None)) if catalogue is not None else "",

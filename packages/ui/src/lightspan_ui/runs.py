@@ -20,7 +20,7 @@ from lightspan.schema.redaction import without_keys
 from lightspan.training.folder import METRICS, PROMPTS
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.statistics import Interval, Z
-from lightspan_tools.alerts import PAGE, AlertMonitor
+from lightspan_tools.alerts import PAGE, AlertMonitor, latest_step_fails
 from lightspan_ui import views
 from lightspan_ui.run_files import LiveRunFolder, is_alive, stamp_of
 
@@ -36,6 +36,13 @@ _SPLITS: Final[Mapping[str, Any]] = {"eval": "held-out", "selection": "selection
 _PASSWORD: Final = re.compile(r"(\w:\/\/[^\s\/@:]*:)[^\s\/@]*@")
 _RUN_ID: Final = re.compile(r"run-([0-9a-f]{16})[0-9a-f]*")
 _PROMPT_ALGORITHMS: Final = ("GEPA", "APO", "Alternate")
+
+
+class Failure(NamedTuple):
+    """The message of the newest rollout that failed when a step had ended."""
+
+    step: int = -1
+    message: str = ""
 
 
 class Progress(NamedTuple):
@@ -62,6 +69,7 @@ class Run:
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.folder = LiveRunFolder(path)
+        self.failure = Failure()
         self._progress = Progress(0, AlertMonitor(), [])
         self._summary: tuple[object, views.RunSummary] | None = None
         self._grew_without_process = False
@@ -83,7 +91,10 @@ class Run:
         folder = self.folder
         config, lines, state = folder.read_config(), folder.metrics(), self.state()
         result = folder.read_result()
-        key = (stamp_of(folder.path / "config.json"), folder.tail.generation, len(lines), state)
+        key = (
+            *(stamp_of(folder.path / "config.json"), folder.tail.generation, len(lines), state),
+            self.failure,
+        )
         if self._summary is not None and self._summary[0] == key and state != "running":
             return self._summary[1]
         progress = self._continue(lines)
@@ -105,7 +116,7 @@ class Run:
             rewards=averaged([line.get("reward") for line in train], MAX_REWARDS),
             evaluations=list(evaluation_points(lines)),
             gain=None if progress.gain is None else estimate(progress.gain),
-            alerts=list(progress.alerts),
+            alerts=[*progress.alerts, *state_alerts(lines, state, planned, self.failure)],
             eta_s=remaining_s(seconds, planned) if state == "running" else None,
             seconds=math.fsum(seconds),
             cost=total_cost(progress.costs, lines),
@@ -173,6 +184,38 @@ class Run:
     def evaluations(self) -> tuple[Evaluation, ...]:
         """The held-out evaluations of the last summary."""
         return self._progress.evaluations
+
+
+# --- alerts -----------------------------------------------------------------------------------
+def state_alerts(
+    lines: Sequence[Line], state: views.RunState, planned: int | None, failure: Failure
+) -> Iterator[views.AlertView]:
+    """Yield alerts about the present state of a run, which a later step may end.
+
+    Args:
+        lines: lines of its metrics.
+        state: its state.
+        planned: number of planned steps; None if unknown.
+        failure: message of a rollout that failed.
+    """
+    alert = latest_step_fails(lines)
+    if alert is not None and alert.step == failure.step:
+        alert = latest_step_fails(lines, failure.message)
+    if alert is not None:
+        yield views.AlertView(name=alert.name, step=alert.step, text=alert.text, page=PAGE)
+    if state == "stopped":
+        steps = [line["step"] for line in lines if line["kind"] == "train"]
+        step = steps[-1] if steps else 0
+        of = "" if planned is None else f" of {planned}"
+        text = (
+            f"the run stopped after step {step}{of} and has no result. To go on from its latest "
+            "checkpoint, run the same program with fit(…, resume=True)"
+        )
+        yield views.AlertView(name="stopped", step=step, text=text, page=RESUME_PAGE)
+
+
+RESUME_PAGE: Final = "docs/guides/resume.md"
+"""The page that explains how a run is resumed."""
 
 
 # --- parts of a summary -----------------------------------------------------------------------

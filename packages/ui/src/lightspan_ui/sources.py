@@ -65,6 +65,11 @@ class Place:
         return self._url()
 
     @property
+    def run_id(self) -> str | None:
+        """Id of the run in the store; None for all rollouts."""
+        return self._run_id()
+
+    @property
     def file(self) -> Path | None:
         """The store's file; None if it does not exist yet, or if the store is no file."""
         if self._path is None or self._path[0] != self.url:

@@ -20,8 +20,9 @@ MAX_POINTS: Final = 1_000
 
 RunState = Literal["running", "silent", "finished", "stopped", "damaged"]
 """`silent`: the trainer is not known to have ended, but has written nothing for minutes."""
-Fate = Literal["trained", "frozen", "rejected", "recorded"]
-"""What became of a call. `recorded`: a call of production, which trains no policy gradient."""
+Fate = Literal["trained", "frozen", "rejected", "evaluation", "recorded"]
+"""What became of a call. `evaluation`: made in an evaluation, by an agent that learns. `recorded`:
+made in production or in a search for prompts, which train no policy gradient."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +126,18 @@ class AgentCoverage(View, frozen=True, kw_only=True):
 
     path: str
     learns: bool
+    """Whether the agent's calls train a policy, or its prompt is searched."""
     calls: int
     trained: int = 0
     frozen: int = 0
+    evaluation: int = 0
+    """Number of calls in evaluations, which train nothing."""
+    recorded: int = 0
+    """Number of calls in a search for prompts, which trains no weights."""
     rejected: dict[str, int] = {}
-    """Reason → number of calls that were recorded and not trained."""
+    """Reason → number of calls that were recorded and not trained, without evaluations."""
+    reward: float | None = None
+    """Mean reward of the rollouts in which the agent acted; None if none of them is scored."""
 
 
 class RunDetail(View, frozen=True, kw_only=True):
@@ -236,7 +244,7 @@ class RolloutRow(View, frozen=True, kw_only=True):
     question: str = ""
     """The beginning of the first user message."""
     answer: str = ""
-    """The beginning of the last answer of a model."""
+    """The beginning of the last answer of a model, with the tools that it calls."""
     agents: dict[str, int] = {}
     """Path of an agent → number of its model calls."""
     tokens: int | None = None
@@ -482,8 +490,10 @@ class RolloutDetail(View, frozen=True, kw_only=True):
     trace_id: str = ""
     links: list[Link] = []
     newer: str = ""
-    """Id of the next newer rollout of the store; empty if it is the newest. `older` likewise."""
+    """Id of the rollout before this one in the list that the filters and `sort` of the request
+    give, by default all rollouts with the newest first; empty if this is the first."""
     older: str = ""
+    """Id of the rollout after this one in that list; empty if this is the last."""
 
 
 class TokenView(View, frozen=True, kw_only=True):
@@ -654,9 +664,14 @@ class Export(View, frozen=True, kw_only=True):
     """How to train on what matches the filters, as text to copy."""
 
     attempts: int
+    """Number of attempts of which the program takes a call."""
     calls: int
+    """Number of calls that the program takes."""
     program: str
     command: str
+    note: str = ""
+    """Which filters are not applied, and how the counts or the command differ from the program;
+    empty if nothing does."""
 
 
 class Problem(View, frozen=True, kw_only=True):

@@ -88,12 +88,19 @@ export interface Places {
 /** What became of an agent's model calls. */
 export interface AgentCoverage {
   path: string;
+  /** Whether the agent's calls train a policy, or its prompt is searched. */
   learns: boolean;
   calls: number;
   trained: number;
   frozen: number;
-  /** Reason → number of calls that were recorded and not trained. */
+  /** Number of calls in evaluations, which train nothing. */
+  evaluation: number;
+  /** Number of calls in a search for prompts, which trains no weights. */
+  recorded: number;
+  /** Reason → number of calls that were recorded and not trained, without evaluations. */
   rejected: Record<string, number>;
+  /** Mean reward of the rollouts in which the agent acted; null if none of them is scored. */
+  reward: number | null;
 }
 
 /** A run with its settings and the coverage of its calls. */
@@ -192,7 +199,7 @@ export interface RolloutRow {
   task: string;
   /** The beginning of the first user message. */
   question: string;
-  /** The beginning of the last answer of a model. */
+  /** The beginning of the last answer of a model, with the tools that it calls. */
   answer: string;
   /** Path of an agent → number of its model calls. */
   agents: Record<string, number>;
@@ -287,7 +294,7 @@ export interface Answer {
   choice: number;
   agent: string;
   text: string;
-  fate: "frozen" | "recorded" | "rejected" | "trained";
+  fate: "evaluation" | "frozen" | "recorded" | "rejected" | "trained";
   reason: string;
   advantage: number | null;
 }
@@ -361,7 +368,7 @@ export interface CallRow {
   choice: number;
   span_id: string;
   agent: string;
-  fate: "frozen" | "recorded" | "rejected" | "trained";
+  fate: "evaluation" | "frozen" | "recorded" | "rejected" | "trained";
   /** Why the call was not trained; empty if it was. */
   reason: string;
   /** How the advantage was computed, in one line; empty if nothing was recorded. */
@@ -415,8 +422,9 @@ export interface RolloutDetail {
   ratings: Rating[];
   trace_id: string;
   links: Link[];
-  /** Id of the next newer rollout of the store; empty if it is the newest. `older` likewise. */
+  /** Id of the rollout before this one in the list that the filters and `sort` of the request give, by default all rollouts with the newest first; empty if this is the first. */
   newer: string;
+  /** Id of the rollout after this one in that list; empty if this is the last. */
   older: string;
 }
 
@@ -573,10 +581,14 @@ export interface Rated {
 
 /** How to train on what matches the filters, as text to copy. */
 export interface Export {
+  /** Number of attempts of which the program takes a call. */
   attempts: number;
+  /** Number of calls that the program takes. */
   calls: number;
   program: string;
   command: string;
+  /** Which filters are not applied, and how the counts or the command differ from the program; empty if nothing does. */
+  note: string;
 }
 
 /** An error of the API. */

@@ -16,8 +16,6 @@ ESTIMATORS: Final = {
 }
 WEIGHTS: Final = {"token-mean": "token", "seq-mean-token-mean": "transition"}
 KL_ESTIMATORS: Final = {
-    "kl": "k1",
-    "k1": "k1",
     "mse": "k2",
     "k2": "k2",
     "low_var_kl": "k3",
@@ -66,6 +64,25 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 """Used key → verl's default (verl 0.5, `ppo_trainer.yaml`)."""
 
+KEYS_BY_OPTION: Final[Mapping[str, str]] = {
+    "estimator": "algorithm.adv_estimator",
+    "reinforce++": "reinforce_plus_plus",
+    "ppo": "gae",
+    "group_size": f"{ROLLOUT}.n",
+    "tasks_per_step": "data.train_batch_size",
+    "max_tokens": "data.max_response_length",
+    "max_length": "data.max_prompt_length + data.max_response_length",
+    "minibatches": f"data.train_batch_size / {ACTOR}.ppo_mini_batch_size",
+    "optimize": "agent_match of the adapter",
+    "folder": "trainer.default_local_dir",
+    "another folder": "another trainer.default_local_dir",
+    "resume": "trainer.resume_mode",
+    "steps": "trainer.total_training_steps",
+    "epochs": "trainer.total_epochs",
+    "learning_rate": f"{ACTOR}.optim.lr",
+}
+"""Word of lightspan's error messages → the key or value of a verl configuration."""
+
 WHOLE: Final[Mapping[str, int]] = {
     "data.train_batch_size": 1,
     "data.max_prompt_length": 1,
@@ -76,6 +93,7 @@ WHOLE: Final[Mapping[str, int]] = {
     f"{ACTOR}.optim.lr_warmup_steps": -1,
     f"{MODEL}.lora_rank": 0,
     f"{MODEL}.lora_alpha": 1,
+    "trainer.total_epochs": 1,
     "trainer.total_training_steps": 1,
     "trainer.test_freq": -1,
     "trainer.save_freq": -1,
@@ -88,7 +106,6 @@ NUMBERS: Final = (
     *(f"{ACTOR}.optim.{key}" for key in ("lr", "weight_decay")),
     *(f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high", "_c")),
     *(f"{ACTOR}.{key}" for key in ("grad_clip", "kl_loss_coef", "entropy_coeff")),
-    "trainer.total_epochs",
 )
 """Keys of numbers; ranges are checked on use."""
 
@@ -99,7 +116,10 @@ _IN_CLIENT: Final = "set it in the agent's client"
 ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "algorithm.adv_estimator": (tuple(ESTIMATORS), f"use one of {', '.join(ESTIMATORS)}"),
     f"{ACTOR}.loss_agg_mode": (tuple(WEIGHTS), f"use one of {', '.join(WEIGHTS)}"),
-    f"{ACTOR}.kl_loss_type": (tuple(KL_ESTIMATORS), f"use one of {', '.join(KL_ESTIMATORS)}"),
+    f"{ACTOR}.kl_loss_type": (
+        tuple(KL_ESTIMATORS),
+        f"use one of {', '.join(KL_ESTIMATORS)}; as a loss, kl (k1) has no gradient but noise",
+    ),
     "trainer.resume_mode": (("auto", "disable"), "use auto or disable"),
     "trainer.device": ((None, "cpu", "cuda"), "use cpu or cuda"),
     "algorithm.use_kl_in_reward": ((False,), f"use {ACTOR}.use_kl_loss=True"),

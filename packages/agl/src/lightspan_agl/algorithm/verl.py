@@ -7,13 +7,15 @@ starts. Unknown keys are refused.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Any, Final
 
-from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.errors import ConfigError, LightspanError, UnsupportedError
 from lightspan.plugins import installed_plugins
 from lightspan.protocols.learner import LoRA, Optimizer, PolicyLoss
 from lightspan.schema.records import Json
@@ -27,6 +29,7 @@ from lightspan_agl.algorithm._verl_keys import (
     CRITIC_OPTIONS,
     DEFAULTS,
     ESTIMATORS,
+    KEYS_BY_OPTION,
     KL_ESTIMATORS,
     MODEL,
     NEVER,
@@ -163,6 +166,19 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"VERL(config): {error}") from error
+
+
+@contextmanager
+def verl_words() -> Iterator[None]:
+    """Add a note to errors of lightspan: the keys of verl for the options that a message names."""
+    try:
+        yield
+    except LightspanError as error:
+        words = re.findall(r"""(?<![\w.])[a-z_]+(?:\+\+)?(?=[=:"'])|another folder""", str(error))
+        keys = [f"{word} is {key}" for word, key in KEYS_BY_OPTION.items() if word in words]
+        if keys:
+            error.add_note(f"In VERL(config): {', '.join(keys)}.")
+        raise
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -144,6 +144,9 @@ class LightningSettings:
             validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
+        kinds = {"critic": Critic, "overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer}
+        for name, kind in kinds.items():
+            validation.check_kind(name, getattr(self, name), kind)
         validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
         validation.check_choice("estimator", self.estimator, advantages.ESTIMATORS)
         if self.group_size == 1 and self.estimator not in advantages.BATCH_ESTIMATORS:
@@ -151,10 +154,8 @@ class LightningSettings:
                 f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
                 'teaches nothing; use 2 or more, or estimator="reinforce++" or "ppo"'
             )
-        validation.check_kind("critic", self.critic, Critic)
         if self.critic is not None and self.estimator != "ppo":
             raise ConfigError(f'critic= applies only to estimator="ppo", not {self.estimator!r}')
-        validation.check_kind("overlong", self.overlong, Overlong)
         if self.overlong and self.max_tokens and self.overlong.free >= self.max_tokens:
             raise ConfigError(
                 f"overlong= penalises answers of more than {self.overlong.free} tokens, and "
@@ -172,8 +173,6 @@ class LightningSettings:
                 "too: use resample=0"
             )
         check_lora(self.lora)
-        validation.check_kind("loss", self.loss, PolicyLoss)
-        validation.check_kind("optimizer", self.optimizer, Optimizer)
         if self.optimizer is not None and self.learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
         if self.max_staleness is not None and self.max_staleness < self.overlap:

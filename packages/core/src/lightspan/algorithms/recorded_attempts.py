@@ -8,25 +8,32 @@ selects calls or attempts without a score.
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
-from lightspan.schema import semconv as c
-from lightspan.schema.records import Attempt, Mode, RolloutState, RolloutSummary
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.media import is_reference
+from lightspan.schema.records import Attempt, Json, Mode, RolloutState, RolloutSummary
 from lightspan.schema.reward import usable
 from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.token_records import CallOutcome
 from lightspan.schema.validation import check_number, is_number
 from lightspan.stores.protocol import Store
 
+NO_ANSWER: Final = "without an answer"
+"""Reason to leave out an answer for which `has_answer` is False."""
+_COMPLETE: Final = ("stop", "tool_calls", "function_call", "None")
+"""Finish reasons of complete answers. "None" is for servers that send no finish reason."""
 WITHOUT_TOKENS: Final = "its spans were sent by OpenTelemetry: the tokens of its calls are unknown"
 CHUNK_SIZE: Final = 128
 """Rollouts per read, which bounds memory."""
@@ -192,6 +199,75 @@ def score_of_attempt(episode: Episode) -> float | None:
     if not feedback or any(c.REWARD_CALL_ID not in attributes for attributes in feedback):
         return episode.reward
     return usable(feedback[-1].get(c.REWARD_VALUE))
+
+
+class RecordedChat(NamedTuple):
+    """The messages of a recorded call."""
+
+    messages: list[dict[str, Any]]
+    """The prompt, and last the answer; empty if there is no answer."""
+    tools: Json
+    rejection: str
+    """Why fine-tuning must not imitate the call; empty if it may."""
+
+
+def chat_of(episode: Episode, call: Call) -> RecordedChat:
+    """Return the chat of a call, and whether fine-tuning may imitate it, whatever its score.
+
+    A call with several answers is rejected, because feedback does not say which it is for.
+    """
+    attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
+    try:
+        prompt, is_whole = _prompt_of(episode, call.span)
+        answers = genai_messages.output_messages_of(attributes)
+        tools = json.loads(str(attributes.get(c.TOOL_DEFINITIONS, "null")))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return RecordedChat([], None, "unreadable")
+    answer = answers[call.choice :][:1]
+    contents = [message.get("content") for message in (*prompt, *answers)]
+    checks = {
+        "of damaged attempts": bool(episode.capture_errors),
+        "in failed tries": call.key in episode.retried,
+        f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
+        "with keys in them, which are not kept": c.KEYS_REPLACED in attributes,
+        "whose prompt the provider keeps": not is_whole,
+        "without messages": not prompt or not answer,
+        "with images, sounds or files, of which references are kept": any(
+            isinstance(parts, list) and any(map(is_reference, parts)) for parts in contents
+        ),
+        "with several answers": len(answers) > 1 and call.record is None,
+        "cut off": str(call.finish) not in _COMPLETE,
+        "whose prompt begins the answer": [m["role"] for m in prompt[-1:]] == ["assistant"],
+        NO_ANSWER: not any(map(has_answer, answer)),
+    }
+    rejection = next((reason for reason, holds in checks.items() if holds), "")
+    return RecordedChat([*prompt, *answer] if answer else [], tools, rejection)
+
+
+def _prompt_of(episode: Episode, span: Span | None) -> tuple[list[dict[str, Any]], bool]:
+    """Return the prompt of a call, and whether it is whole.
+
+    If the call continues a response (`semconv.CALL_CONTEXT`) of the same attempt, the prompt has
+    the messages up to that response too, but not its instructions, which are not continued.
+    """
+    attributes: Mapping[str, Any] = {} if span is None else span.attributes
+    prompt = genai_messages.input_messages_of(attributes)
+    if span is None or (context := attributes.get(c.CALL_CONTEXT)) is None:
+        return prompt, True
+    for earlier in (call.span for call in episode.calls if call.span is not None):
+        values = earlier.attributes
+        if values.get(c.RESPONSE_ID) == context and earlier.start_ns < span.start_ns:
+            before, is_whole = _prompt_of(episode, earlier)
+            answer = genai_messages.output_messages_of(values)
+            own, skipped = (int(c.INSTRUCTIONS in each) for each in (attributes, values))
+            is_whole &= len(answer) == 1 and c.KEYS_REPLACED not in values
+            return [*prompt[:own], *before[skipped:], *answer, *prompt[own:]], is_whole
+    return prompt, False
+
+
+def has_answer(message: Mapping[str, Any]) -> bool:
+    """Return whether a message has a text or a tool call."""
+    return bool(genai_messages.joined_text(message.get("content")) or message.get("tool_calls"))
 
 
 def reward_bound(name: str, value: float | None) -> float | None:

@@ -57,7 +57,9 @@ class State:
     http_patches: list[Patch] = field(default_factory=list)
     """Patches of HTTP clients, in a dry run."""
     thread_patches: list[Patch] = field(default_factory=list)
-    """Patches that copy the context into threads and pools; non-empty in a runner's process."""
+    """Patches that copy the context into threads and pools."""
+    carriers: set[str] = field(default_factory=set)
+    """Who needs `thread_patches`: `"runner"` in a runner's process, `"recording"` in production."""
     has_fork_hook: bool = False
     """Whether the fork hook is registered, which cannot be undone."""
     misattributed_count: int = 0

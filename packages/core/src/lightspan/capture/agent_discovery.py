@@ -28,12 +28,6 @@ def frameworks() -> frozenset[str]:
     return frozenset(("lightspan", *installed_plugins("frameworks")))
 
 
-def _is_lightspan(thing: Any) -> bool:
-    """Return whether an object is defined in a package of lightspan, installed or in a checkout."""
-    root = static_analysis.package_of(thing)
-    return root == "lightspan" or root.startswith("lightspan_")
-
-
 @dataclass(frozen=True, slots=True)
 class Location:
     """A place in an app, given by the names of the agents around it, the outermost first."""
@@ -108,7 +102,9 @@ class AgentSearch(Generic[W]):
             self.look_at_all(thing, where)
         elif self.is_others(thing):
             self.complete = False
-        elif static_analysis.is_user_code(thing, self.installed) and not _is_lightspan(thing):
+        elif static_analysis.is_user_code(thing, self.installed) and (
+            static_analysis.package_of(thing).partition("_")[0] != "lightspan"  # in a checkout
+        ):
             self._user_code(thing, where)
 
     def mentions(self, names: set[str], where: W) -> None:

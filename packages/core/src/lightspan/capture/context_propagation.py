@@ -1,10 +1,12 @@
-"""Copy the current context into threads, executors and pools, in runners only.
+"""Let the work of threads, executors and pools belong to the attempt that starts it.
 
 Before Python 3.14, `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool`
-start work in an empty context, so a model call in a new thread would have no agent. Runners call
-`carry`, so that the work starts in a copy of the current context. Threads that are started outside
-an attempt are not changed. A worker thread that takes work from a queue keeps the context in which
-it was started (`misattributed_calls`). In a child process of a runner nothing is recorded or
+start work in an empty context, so a model call in a new thread would have no agent. Runners and
+recordings call `carry`. In a runner, the work then starts in a copy of the current context. In
+production, work that is submitted to a pool gets the acting agent only: other context variables of
+the app stay as they are, and so do its threads, many of which outlive a request. Work that begins
+outside an attempt is not changed. A worker thread that takes work from a queue keeps the context in
+which it was started (`misattributed_calls`). In a child process of a runner nothing is recorded or
 redirected.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial, wraps
 from multiprocessing.pool import ThreadPool
@@ -21,8 +23,10 @@ from typing import Any, Final
 
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture._globals import state
-from lightspan.capture.context import current_context
+from lightspan.capture.context import current_context, set_agent
+from lightspan.capture.context_types import AgentContext
 from lightspan.capture.patch import Patch
+from lightspan.schema.records import Mode
 
 _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules whose threads outlive the attempt in which they were started."""
@@ -30,30 +34,41 @@ _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
 """Methods of `ThreadPool` through which all its other methods submit work."""
 
 
-def carry() -> bool:
-    """Make threads that are started in an attempt belong to the attempt and its acting agent.
+RUNNER: Final = "runner"
+RECORDING: Final = "recording"
 
-    Return False if `carry` was called before.
+
+def carry(owner: str = RUNNER) -> bool:
+    """Make work that is started in an attempt belong to the attempt and its acting agent.
+
+    Args:
+        owner: `RUNNER`, or `RECORDING` for an app in production.
+
+    Returns:
+        False if `carry` was called for `owner` before.
     """
-    if state.thread_patches:
+    if owner in state.carriers:
         return False
-    changes: list[tuple[Any, str, Any]] = [
-        (ThreadPoolExecutor, "submit", _submit),
-        (threading.Thread, "start", _start),
-        *((ThreadPool, name, _pool_method) for name in _POOL_METHODS),
-    ]
-    state.thread_patches += [
-        Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
-    ]
+    state.carriers.add(owner)
+    if not state.thread_patches:
+        changes: list[tuple[Any, str, Any]] = [
+            (ThreadPoolExecutor, "submit", _submit),
+            (threading.Thread, "start", _start),
+            *((ThreadPool, name, _submit) for name in _POOL_METHODS),
+        ]
+        state.thread_patches += [
+            Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
+        ]
     if not state.has_fork_hook:
         state.has_fork_hook = True
         os.register_at_fork(after_in_child=_leave_child)
     return True
 
 
-def stop_carrying() -> None:
-    """Undo `carry`."""
-    while state.thread_patches:
+def stop_carrying(owner: str = RUNNER) -> None:
+    """Undo `carry` for `owner`."""
+    state.carriers.discard(owner)
+    while state.thread_patches and not state.carriers:
         state.thread_patches.pop().undo()
 
 
@@ -63,7 +78,7 @@ def _leave_child() -> None:
     The child starts in the context of the thread that forked it. But it may work for several
     attempts, as the processes of a pool do. It would also use the connections of its parent.
     """
-    if state.thread_patches:
+    if RUNNER in state.carriers:
         state.lock = threading.Lock()  # a thread of the parent may have held it
         stop_carrying()
         sdk_instrumentation.uninstall()
@@ -71,40 +86,50 @@ def _leave_child() -> None:
         state.async_clients.clear()
 
 
-def _submit(original: Callable[..., Future[Any]], patch: Patch) -> Callable[..., Future[Any]]:
+def _copied(patch: Patch) -> Callable[..., Any] | None:
+    """Return a function that calls a function in the current attempt, in any thread.
+
+    None if no attempt is current.
+    """
+    current = current_context() if patch.on else None
+    if current is None or current is state.ambient:
+        return None
+    if current.scope.mode is Mode.PRODUCTION:
+        return partial(_run, current)
+    context = copy_context()
+    # A copy, since a context cannot be entered by two threads at once.
+    return lambda func, *args, **kwargs: context.copy().run(func, *args, **kwargs)
+
+
+def _run(agent: AgentContext, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    leave = set_agent(agent)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        leave()
+
+
+def _submit(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @wraps(original)
-    def submit(
-        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Future[Any]:
-        if not patch.on or current_context() is None:
-            return original(self, fn, *args, **kwargs)
-        return original(self, partial(copy_context().run, fn), *args, **kwargs)
+    def submit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = _copied(patch)
+        if run is not None and args:
+            args = (partial(run, args[0]), *args[1:])
+        elif run is not None and "func" in kwargs:  # a parameter of `ThreadPool`'s methods
+            kwargs["func"] = partial(run, kwargs["func"])
+        return original(self, *args, **kwargs)
 
     return submit
-
-
-def _pool_method(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-    @wraps(original)
-    def method(self: ThreadPool, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not patch.on or current_context() is None:
-            return original(self, func, *args, **kwargs)
-        context = copy_context()
-
-        def run(*func_args: Any, **func_kwargs: Any) -> Any:
-            # A copy, since a context cannot be entered by two threads at once.
-            return context.copy().run(func, *func_args, **func_kwargs)
-
-        return original(self, run, *args, **kwargs)
-
-    return method
 
 
 def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callable[..., None]:
     @wraps(original)
     def start(self: threading.Thread) -> None:
+        current = current_context() if patch.on else None
         # A pool's worker outlives the attempt in which it starts, so it must not inherit.
         is_worker = getattr(getattr(self, "_target", None), "__module__", "") in _POOLS
-        if patch.on and current_context() is not None and not is_worker:
+        in_runner = current is not None and current.scope.mode is not Mode.PRODUCTION
+        if in_runner and not is_worker:
             self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
         original(self)
 

@@ -40,7 +40,7 @@ def check_call(current: AgentContext | None) -> None:
         current: context of the call. It counts as outside if it is None, if it is no attempt's, or
             if its attempt has ended.
     """
-    if not state.thread_patches:
+    if "runner" not in state.carriers:
         return
     # The context of `lightspan.apply_prompts` is outside every attempt.
     owner = None if current is None or current.scope.is_outside else current

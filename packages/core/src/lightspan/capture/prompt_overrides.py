@@ -112,7 +112,7 @@ def _instructions_of(
     if current is not None and current.scope.instructions is not None:
         return current.scope.instructions, None
     # In a runner's process a call outside every attempt may belong to a rollout.
-    if not state.active_prompts or state.thread_patches:
+    if not state.active_prompts or "runner" in state.carriers:
         return None, None
     if current is None or current.scope.is_outside or current.scope.mode is Mode.PRODUCTION:
         owners = [one for one in state.active_prompts if (agent, name) in one.targets]

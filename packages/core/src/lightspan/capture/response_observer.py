@@ -18,7 +18,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from lightspan.capture.generator_context import current_flow
 from lightspan.errors import EngineError
@@ -26,6 +26,10 @@ from lightspan.schema.genai_attributes import ANSWER_FIELDS, StreamedAnswer
 
 if TYPE_CHECKING:
     from lightspan.capture.sdk_instrumentation import SdkCall
+
+
+_END: Final = "[DONE]"
+"""Text of the event with which OpenAI's streams of chats end."""
 
 
 def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
@@ -72,7 +76,7 @@ def _observe_stream(call: SdkCall, stream: Any) -> None:
     answer = _ObservedAnswer(call)
     answer.register_pending(stream.response)
     stream.response.stream = _ObservedBytes(stream.response.stream, answer)
-    stream._iterator = _ObservedChunks(stream._iterator, answer)
+    _observe_parsed(stream, answer)
 
 
 def _observe_raw(call: SdkCall, raw: Any, streamed: bool) -> None:
@@ -119,6 +123,7 @@ def _observe_parsed(stream: Any, answer: _ObservedAnswer) -> Any:
     iterator = getattr(stream, "_iterator", None)
     if iterator is not None and not isinstance(iterator, _ObservedChunks):  # unless parsed before
         stream._iterator = _ObservedChunks(iterator, answer)
+        stream._decoder = _ObservedEvents(stream._decoder, answer)
     return stream
 
 
@@ -133,6 +138,8 @@ class _ObservedAnswer:
     def __init__(self, call: SdkCall, body: _Body | None = None) -> None:
         self.body = body
         """The bytes that the app has read; None if the app reads chunks."""
+        self.is_done = False
+        """Whether the event that marks the end of the stream has arrived."""
         self._call = call
         self._chunks = call.new_answer()
         self._reader: object = None
@@ -180,11 +187,13 @@ class _ObservedAnswer:
 
     def _end(self, error: BaseException | None) -> None:
         if self.body is None:
-            content = _Content.of(self._chunks)
+            content = _Content.of(self._chunks, is_done=self.is_done)
         else:
             content = self.body.read(is_cut=error is not None)
         if content.complete and isinstance(error, GeneratorExit):
             error = None  # only the protocol's end marker was not read
+        elif error is None and not content.complete:
+            error = EngineError("the stream ended before the answer: it has no finish reason")
         self._call.ended(content.answer, content.failure or error, content.irregular_field)
 
 
@@ -224,6 +233,20 @@ class _ObservedChunks(_Proxy):
             chunk = await anext(self._inner)
         self._answer.add(chunk)
         return chunk
+
+
+class _ObservedEvents(_Proxy):
+    """A decoder of a `Stream`'s events, which notes the event that marks its end for `answer`."""
+
+    def iter_bytes(self, parts: Iterator[bytes]) -> Iterator[Any]:
+        for event in self._inner.iter_bytes(parts):
+            self._answer.is_done |= event.data.startswith(_END)
+            yield event
+
+    async def aiter_bytes(self, parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for event in self._inner.aiter_bytes(parts):
+            self._answer.is_done |= event.data.startswith(_END)
+            yield event
 
 
 # --- its bytes ------------------------------------------------------------------------------
@@ -282,8 +305,11 @@ class _Content(NamedTuple):
     irregular_field: str = ""
 
     @classmethod
-    def of(cls, chunks: StreamedAnswer, failure: Exception | None = None) -> _Content:
-        return cls(chunks.answer(), chunks.complete, failure, chunks.irregular_field)
+    def of(
+        cls, chunks: StreamedAnswer, failure: Exception | None = None, *, is_done: bool
+    ) -> _Content:
+        is_complete = is_done or chunks.complete
+        return cls(chunks.answer(), is_complete, failure, chunks.irregular_field)
 
 
 class _Body:
@@ -315,11 +341,11 @@ class _Body:
                 is ignored.
         """
         if self._new_answer is None:
-            return self._read_json()
-        chunks, failure = self._new_answer(), None
+            return self._read_json(is_cut=is_cut)
+        chunks, failure, is_done = self._new_answer(), None, False
         try:
             for event in self._make_decoder().iter_bytes(self._decompressed()):
-                if event.data.startswith("[DONE]"):
+                if is_done := event.data.startswith(_END):
                     break
                 data = _object_in(event.data)
                 if data:
@@ -328,15 +354,15 @@ class _Body:
         except Exception:
             if not is_cut:  # a cut may be inside a character or a compressed block
                 raise
-        return _Content.of(chunks, failure)
+        return _Content.of(chunks, failure, is_done=is_done)
 
-    def _read_json(self) -> _Content:
+    def _read_json(self, *, is_cut: bool) -> _Content:
         try:
             content = b"".join(self._decompressed())
         except Exception:  # cut inside a compressed block
             return _Content({}, complete=False)
         answer = _object_in(content)
-        return _Content(answer, complete=bool(answer))
+        return _Content(answer, complete=bool(answer) or not is_cut)
 
     def _decompressed(self) -> Iterator[bytes]:
         copy = self._kind(200, headers=self._headers, content=iter(self.parts))

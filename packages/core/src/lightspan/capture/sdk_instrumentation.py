@@ -187,7 +187,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
             raised.
     """
     current, attempt = current_context(), None
-    if gateway_clients.is_clean(client) or (current is None and not state.thread_patches):
+    if gateway_clients.is_clean(client) or (current is None and "runner" not in state.carriers):
         return None
     try:
         if str(options.method).lower() != "post" or _model_path(sdk, options) is None:
@@ -384,7 +384,9 @@ class SdkCall:
         elif not self.is_recorded_elsewhere:
             outcome = CallOutcome.ERROR
         else:
-            is_undelivered = _is_undelivered(error)
+            # the transport failed or was interrupted, so that the answer may be lost
+            is_cut = any(kind.__name__ in _CUTS for kind in type(error).__mro__)
+            is_undelivered = is_cut or type(error).__module__.split(".")[0] in _TRANSPORTS
             if is_undelivered or is_unreachable(error, self.origin):
                 where = f"of {self.path} to the gateway {self.origin}"
                 self._settle(f"{where}: {type(error).__name__}: {text_of(error)}")
@@ -518,12 +520,6 @@ class SdkCall:
 _CUTS: Final = ("APIConnectionError", "EngineError", "OSError", "KeyboardInterrupt", "SystemExit")
 """Names of exceptions that cut an answer off; `response_observer` makes the `EngineError`s."""
 _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
-
-
-def _is_undelivered(error: BaseException) -> bool:
-    """Return whether the transport failed or was interrupted, so that the answer may be lost."""
-    is_cut = any(kind.__name__ in _CUTS for kind in type(error).__mro__)
-    return is_cut or type(error).__module__.split(".")[0] in _TRANSPORTS
 
 
 def _is_given(value: Any) -> bool:

@@ -23,9 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that stdout cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     words = sys.argv[1:] if arguments is None else arguments
-    # an extra of lightspan has the command, such as `train`, and is not installed
-    extra = extra_of("commands", words[0]) if words else None
-    if extra and words[0] not in installed_plugins("commands"):
+    is_missing = bool(words) and words[0] not in installed_plugins("commands")
+    if is_missing and (extra := extra_of("commands", words[0])):  # such as lightspan[train]
         remedy = how_to_install(extra)
         print_line(f"lightspan: the command {words[0]!r} is not installed: {remedy}", sys.stderr)
         return 1

@@ -76,18 +76,6 @@ from lightspan.lightning.rows import build_rows
 from lightspan.lightning.selection import Coverage, Rejection, Selection, classify_calls
 from lightspan.lightning.transitions import Transition, trained_transitions
 
-__all__ = [
-    "Batch",
-    "BatchConfig",
-    "Call",
-    "Coverage",
-    "Episode",
-    "Rejection",
-    "Selection",
-    "Transition",
-    "build_batch",
-    "build_episode",
-    "build_rows",
-    "classify_calls",
-    "trained_transitions",
-]
+__all__ = ["Batch", "BatchConfig", "Call", "Coverage", "Episode", "Rejection", "Selection"]
+__all__ += ["Transition", "build_batch", "build_episode", "build_rows", "classify_calls"]
+__all__ += ["trained_transitions"]

@@ -94,9 +94,8 @@ class BatchConfig:
     """Whether rollouts whose advantages are all zero get rows, for a loss with KL or entropy."""
 
     def __post_init__(self) -> None:
-        check_choice("estimator", self.estimator, ESTIMATORS)
-        check_choice("unit", self.unit, UNITS)
-        check_choice("weight", self.weight, WEIGHTS)
+        for name, names in (("estimator", ESTIMATORS), ("unit", UNITS), ("weight", WEIGHTS)):
+            check_choice(name, getattr(self, name), names)
         if self.token_constant is not None and self.weight != "token":
             raise ConfigError(f"token_constant applies only to weight='token', not {self.weight!r}")
         constants = self.token_constant
@@ -258,7 +257,8 @@ class BatchBuilder:
         - `retried`, the number of calls in failed tries, whose credit is at most the failure's;
         - `transitions` (trained calls) and `rejected:<reason>` (rejected calls);
         - `trained_tokens` and `rows`;
-        - `unused_step_rewards`, the number of calls whose reward cannot be used.
+        - `unused_step_rewards`, the number of calls whose reward cannot be used;
+        - `stray_rewards`, the number of rewards on an id of no call.
 
         Args:
             values: rollout id → call → the critic's value; None unless the credit rule needs a
@@ -705,3 +705,4 @@ def _count(
     )
     if unused:
         counters["unused_step_rewards"] = unused
+    counters.update("stray_rewards" for e in episodes for _ in range(e.stray_rewards))

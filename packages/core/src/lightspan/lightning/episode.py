@@ -166,8 +166,12 @@ class Episode:
     """Number of late spans and records."""
     notes: tuple[str, ...] = ()
     """Notes for the user about contradictions, such as two different rewards."""
+    stray_rewards: int = 0
+    """Number of rewards that were emitted on an id of no call, which are unused."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
     """All spans of the attempt except late ones."""
+    earlier: tuple[Episode, ...] = field(default=(), repr=False)
+    """Episodes of the rollout's earlier attempts, which were lost and repeated."""
 
     @property
     def finished(self) -> bool:
@@ -197,9 +201,8 @@ class Episode:
         Runs in which a call itself failed are left out.
         """
         blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
-        for span in self.spans:
-            if span.kind is SpanKind.AGENT:
-                blocks[span.parent_id, _path(span)].append(span)
+        for span in (span for span in self.spans if span.kind is SpanKind.AGENT):
+            blocks[span.parent_id, _path(span)].append(span)
         failed = {
             span.span_id
             for spans in blocks.values()
@@ -271,6 +274,7 @@ def build_episode(
         late_calls=_in_causal_order(late_calls),
         late=inputs.late,
         notes=tuple(notes),
+        stray_rewards=len(inputs.rewards) - len(emitted) - sum(map(len, on_calls.values())),
         spans=tuple(inputs.spans),
     )
     if unscored := _lost_answer(calls, inputs.llm):

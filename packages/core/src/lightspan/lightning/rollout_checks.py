@@ -94,8 +94,9 @@ class RolloutChecks:
         self._note_failures(episodes)
         self._note_damaged(episodes)
         self._note_unscored(episodes)
-        self._agents |= agents_of(episodes)
         self._callers |= callers_of(episodes)
+        agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
+        self._agents |= self._callers | {str(span.attributes[c.AGENT_PATH]) for span in agents}
         trained = any(episode.mode is Mode.TRAIN for episode in episodes)
         if trained and not self.agents_checked:
             self.agents_checked = check_patterns(
@@ -521,12 +522,6 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
     first = f"{failed[0].outcome}: {failed[0].message}".rstrip(": ")
     rest = "" if is_all else f"; in the others {silent}"
     return f"no model call was seen: {count} rollouts failed, the first: {first}{rest}"
-
-
-def agents_of(episodes: Sequence[Episode]) -> set[str]:
-    """Return the paths of all agents that were recorded: by an AGENT span or a model call."""
-    agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)
-    return callers_of(episodes) | {str(span.attributes[c.AGENT_PATH]) for span in agents}
 
 
 def callers_of(episodes: Sequence[Episode]) -> set[str]:

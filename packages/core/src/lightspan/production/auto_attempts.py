@@ -195,7 +195,8 @@ def task_of(spans: list[Span], *, is_call: bool, has_input: bool = False) -> Jso
 
     If no input was given, the task is `{"messages": […]}` with the messages of the first model
     call, without the app's own instructions. For a lone model call (`is_call`) the instructions are
-    kept. None if neither the input nor a model call was recorded.
+    kept. None if neither the input nor a model call was recorded, or if the provider keeps a part
+    of the prompt.
 
     Args:
         spans: the recorded spans of the attempt.
@@ -216,7 +217,7 @@ def task_of(spans: list[Span], *, is_call: bool, has_input: bool = False) -> Jso
         return None
     calls = (span for span in spans if c.INPUT_MESSAGES in span.attributes)
     first = min(calls, key=lambda span: span.start_ns, default=None)
-    if first is None:
+    if first is None or c.CALL_CONTEXT in first.attributes:
         return None
     try:
         messages = genai_messages.input_messages_of(first.attributes)

@@ -58,7 +58,8 @@ def feedback(
             id, the id of a call, or the `id` of an OpenAI response. To find a response, all
             spans are searched, those of the newest attempt first.
         reward: a number, a bool (True is 1.0), or a mapping from names to numbers, of which
-            `"reward"` counts, such as `{"reward": 1.0, "style": 0.5}`. NaN and infinity are errors.
+            `"reward"` counts, such as `{"reward": 1.0, "style": 0.5}`. NaN, infinity and a mapping
+            without `"reward"` are errors.
         store: URL of the store; None for the store to which this process records
             (`lightspan.record`), or for the value of `LIGHTSPAN_STORE` if it does not record.
         comment: a text that is stored with the feedback; None for no comment.
@@ -86,6 +87,9 @@ def feedback(
 
 
 def _parse_reward(reward: float | bool | Mapping[str, float]) -> Reward:
+    if isinstance(reward, Mapping) and "reward" not in reward:
+        text = f"feedback {reward!r} has no 'reward', which is the number that counts: add it"
+        raise RewardError(text)
     parsed = parse_reward(reward)
     values = reward.values() if isinstance(reward, Mapping) else [reward]
     if parsed is None or parsed.value is None or None in map(usable, values):

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from lightspan.capture import context, sdk_instrumentation
+from lightspan.capture import context, context_propagation, sdk_instrumentation
 from lightspan.capture.context import AgentContext, AttemptHandle
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts
@@ -251,6 +251,7 @@ def _update_attempt_factory() -> None:
     recording = next(iter(_state.recordings), None)
     if recording is None or not recording.on:
         context.set_attempt_factory(None)
+        context_propagation.stop_carrying(context_propagation.RECORDING)
         return
     if not _state.has_hooks:
         _state.has_hooks = True
@@ -261,6 +262,7 @@ def _update_attempt_factory() -> None:
         sdk_instrumentation.install()
     except Exception as error:  # such as a broken SDK, which the app may not need
         log.warning("lightspan: a client SDK could not be wrapped: %s", error)
+    context_propagation.carry(context_propagation.RECORDING)
     context.set_attempt_factory(recording.open)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightspan.schema.token_records import TokenRecord
 
 Which = Literal["policy", "base"]
-KLEstimator = Literal["k1", "k2", "k3"]
+KLEstimator = Literal["k2", "k3"]
 LossForm = Literal["clip", "gspo", "cispo"]
 ImportanceLevel = Literal["token", "sequence"]
 
@@ -117,6 +117,9 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     kl: float = 0.0
     """Weight of the KL divergence from the starting weights."""
     kl_estimator: KLEstimator = "k3"
+    """`k2` has the gradient of the KL divergence of the policy from the start. `k3` has that of the
+    start from the policy. There is no `k1`, because its gradient as a loss is noise around 0.
+    """
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     importance_cap: float | None = None
@@ -131,13 +134,16 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each token has an importance weight, or each call (the product over its tokens)."""
 
     def __post_init__(self) -> None:
-        check_choice("PolicyLoss: form", self.form, get_args(LossForm))
+        kinds = {"form": LossForm, "kl_estimator": KLEstimator, "importance_level": ImportanceLevel}
+        for name, kind in kinds.items():
+            check_choice(f"PolicyLoss: {name}", getattr(self, name), get_args(kind))
         defaults = FORM_DEFAULTS[self.form]
         for name in defaults.__struct_fields__:
             if getattr(self, name) is _OF_FORM:
                 msgspec.structs.force_setattr(self, name, getattr(defaults, name))
         check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
-        check_number("PolicyLoss: clip_high", self.clip_high, low=0)
+        for name in ("clip_high", "kl", "entropy"):
+            check_number(f"PolicyLoss: {name}", getattr(self, name), low=0)
         if self.dual_clip is not None:
             check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
             if self.form != "clip":
@@ -145,12 +151,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
                     f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip', not "
                     f"{self.form!r}: leave it out"
                 )
-        check_number("PolicyLoss: kl", self.kl, low=0)
-        check_choice("PolicyLoss: kl_estimator", self.kl_estimator, get_args(KLEstimator))
-        check_number("PolicyLoss: entropy", self.entropy, low=0)
         check_number("PolicyLoss: importance_cap", self.importance_cap, above=0, optional=True)
-        levels = get_args(ImportanceLevel)
-        check_choice("PolicyLoss: importance_level", self.importance_level, levels)
         if self.importance_cap is None and self.importance_level != "token":
             raise ConfigError(
                 f"PolicyLoss: importance_level={self.importance_level!r} applies only to the "
@@ -192,7 +193,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     decay_steps: int | None = None
-    """Steps over which the learning rate falls linearly to a twentieth; None keeps it constant."""
+    """Steps after the warm-up over which the learning rate falls linearly to a twentieth, which it
+    then keeps; None keeps it constant."""
 
     def __post_init__(self) -> None:
         check_choice("Optimizer: name", self.name, ("adamw", "muon"))
@@ -242,11 +244,10 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_number("Critic: learning_rate", self.learning_rate, above=0)
-        check_whole("Critic: steps", self.steps, 1)
-        check_whole("Critic: batches", self.batches, 1)
+        for name, low in (("steps", 1), ("batches", 1), ("warmup", 0)):
+            check_whole(f"Critic: {name}", getattr(self, name), low)
         check_number("Critic: weight_decay", self.weight_decay, low=0)
         check_number("Critic: lam", self.lam, low=0, high=1)
-        check_whole("Critic: warmup", self.warmup, 0)
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):

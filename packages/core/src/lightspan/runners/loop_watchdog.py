@@ -101,7 +101,7 @@ class LoopWatchdog:
     async def _check_loop(self, store: Store) -> None:
         if self._has_turned:
             self._has_turned, self._blocked_s = False, 0.0
-            self._runner_loop.call_soon_threadsafe(self._record_turn)
+            self._runner_loop.call_soon_threadsafe(setattr, self, "_has_turned", True)
             return
         self._blocked_s += self._timings.watchdog_interval_s
         frame = sys._current_frames().get(self._runner_thread)
@@ -111,9 +111,6 @@ class LoopWatchdog:
             await self._give_back(store, blocking, where)
         elif self._blocked_s >= self._timings.blocked_warning_s and blocking is not None:
             self._warn(blocking.attempt_id, where)
-
-    def _record_turn(self) -> None:
-        self._has_turned = True
 
     def _is_overdue(self, blocking: AttemptRun | None) -> bool:
         """Return whether the process has to end, because its event loop is blocked.

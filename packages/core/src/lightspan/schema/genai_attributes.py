@@ -192,6 +192,8 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     prompt = _prompts_of(body["prompt"]) if completes_text else body.get("messages")
     if dialect is not None:
         prompt = dialect.messages_of(body, openai_responses.as_it_is)
+    if dialect is openai_responses:
+        attributes |= dialect.context_attributes(body)
     # The body is not validated yet, so fields that should be lists may be anything.
     if prompt is not None:
         messages = prompt if isinstance(prompt, list | tuple) else [prompt]

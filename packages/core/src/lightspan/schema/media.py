@@ -55,6 +55,11 @@ def is_media(part: Any) -> bool:
     return isinstance(part, Mapping) and str(part.get("type")) in _MODALITIES
 
 
+def is_reference(part: Any) -> bool:
+    """Return whether a part of a recorded message is a reference to an image, sound or file."""
+    return isinstance(part, Mapping) and "modality" in part
+
+
 def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
     """Return a part of a message with its bytes replaced by references.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from lightspan.schema import semconv as c
 from lightspan.schema.media import is_media
 
 Message = dict[str, Any]
@@ -43,6 +44,14 @@ def is_response(body: Mapping[str, Any]) -> bool:
 def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
     """Convert the instructions, if any, and the input of a request to chat messages."""
     return [*instructions_of(body), *items_to_messages(body.get("input"), other)]
+
+
+def context_attributes(body: Mapping[str, Any]) -> dict[str, str | bool]:
+    """Return what a request says of its prompt: `semconv.CALL_CONTEXT` and `INSTRUCTIONS`."""
+    names = [name for name in ("prompt", "conversation") if body.get(name) is not None]
+    context = [*names, str(body.get("previous_response_id") or "")][0]
+    has_instructions = {c.INSTRUCTIONS: True} if body.get("instructions") else {}
+    return {**has_instructions, **({c.CALL_CONTEXT: context} if context else {})}
 
 
 def instructions_of(body: Mapping[str, Any]) -> list[Message]:
@@ -269,4 +278,4 @@ class StreamedResponse:
         message = {"type": "message", "role": "assistant"}
         texts = {index: {**message, "content": text} for index, text in self._texts.items()}
         output = [item for _, item in sorted({**texts, **self._calls, **self._items}.items())]
-        return {**self._response, "output": output}
+        return {**self._response, "status": "in_progress", "output": output}

@@ -78,8 +78,17 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
 
     @property
     def text(self) -> str:
-        """The template with single literal braces, not doubled as in `{{`. Placeholders stay."""
-        return "".join(piece.text for piece in _pieces(self.template))
+        """The template with single literal braces, not doubled as in `{{`. Placeholders stay.
+
+        The template itself if it needs its doubled braces, as `{{user}}` next to `{user}` does.
+        """
+        text = _single_braces(self.template)
+        return text if _split(text, self.fields) == _pieces(self.template) else self.template
+
+    @property
+    def has_doubled_braces(self) -> bool:
+        """Whether `{{` or `}}` in the template is a literal brace."""
+        return self.template != _single_braces(self.template)
 
     def format(self, **values: Any) -> str:
         """Return the text with the placeholders filled by `values`.
@@ -87,11 +96,9 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         Raises:
             ConfigError: a placeholder has no value, or cannot format its value.
         """
+        pieces = _pieces(self.template)
         try:
-            return "".join(
-                piece.text.format(**values) if piece.is_placeholder else piece.text
-                for piece in _pieces(self.template)
-            )
+            return "".join(p.text.format(**values) if p.is_placeholder else p.text for p in pieces)
         except KeyError as error:
             raise ConfigError(f"the prompt template needs a value for {error}") from error
         except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -116,9 +123,8 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
                 literals.append("")
             else:
                 literals[-1] = piece.text
-        if len(set(names)) < len(names) or not all(map(_NAME.fullmatch, names)):
-            return None
-        if "" in literals[1:-1]:
+        is_plain = all(map(_NAME.fullmatch, names)) and "" not in literals[1:-1]
+        if len(set(names)) < len(names) or not is_plain:
             return None
         first = _shortest_values(literals, text)
         last = _shortest_values([literal[::-1] for literal in reversed(literals)], text[::-1])
@@ -130,18 +136,24 @@ class PromptTemplate(msgspec.Struct, frozen=True, omit_defaults=True, tag="promp
         """Return a template with the same placeholders and the new text `text`.
 
         Args:
-            text: the new template, with single braces for literal braces (as in the property
-                `text`). A brace that does not belong to a placeholder of this template is literal.
+            text: the new template, with single or doubled literal braces as in the property
+                `text`. A brace that does not belong to a placeholder of this template is literal.
 
         Raises:
-            ConfigError: the text lacks a placeholder of this template.
+            ConfigError: the text lacks a placeholder of this template, or single braces where the
+                property `text` has doubled ones.
         """
-        missing = [field for field in self.fields if field not in text]
+        pieces, is_doubled = _split(text, self.fields), self.has_doubled_braces
+        if is_doubled and self.text == self.template:
+            parsed = _parsed(text) or ()  # none if a literal brace is not doubled
+            pieces = _joined([p._replace(is_placeholder=p.text in self.fields) for p in parsed])
+        missing = [field for field in self.fields if _Piece(field, True) not in pieces]
         if missing:
-            raise ConfigError(f"the text has no {' and no '.join(missing)}")
-        pieces = _split(text, self.fields)
-        # without doubled braces where possible: an app may use the text without filling it
-        return PromptTemplate(text if _pieces(text) == pieces else _escaped(pieces))
+            suffix = " that str.format can fill" if is_doubled else ""
+            raise ConfigError(f"the text has no {' and no '.join(missing)}{suffix}")
+        # else without doubled braces where possible: an app may use the text without filling it
+        is_kept = not is_doubled and _pieces(text) == pieces
+        return PromptTemplate(text if is_kept else _escaped(pieces))
 
 
 @lru_cache(maxsize=1024)
@@ -151,6 +163,10 @@ def _pieces(template: str) -> tuple[_Piece, ...]:
     if pieces is None:
         return _split(template, dict.fromkeys(_PLAIN.findall(template)))
     return _joined(pieces)
+
+
+def _single_braces(template: str) -> str:
+    return "".join(piece.text for piece in _pieces(template))
 
 
 def _parsed(template: str) -> list[_Piece] | None:
@@ -172,10 +188,8 @@ def _parsed(template: str) -> list[_Piece] | None:
 
 def _escaped(pieces: Iterable[_Piece]) -> str:
     """Return the template that consists of `pieces`, with literal braces doubled."""
-    return "".join(
-        piece.text if piece.is_placeholder else piece.text.replace("{", "{{").replace("}", "}}")
-        for piece in pieces
-    )
+    doubled = str.maketrans({"{": "{{", "}": "}}"})
+    return "".join(p.text if p.is_placeholder else p.text.translate(doubled) for p in pieces)
 
 
 def _can_be_filled(field: str, spec: str, conversion: str | None) -> bool:
@@ -204,10 +218,8 @@ def _split(text: str, fields: Iterable[str]) -> tuple[_Piece, ...]:
         text: the text.
         fields: the placeholders to find, as they are written, such as `{name}`.
     """
-    patterns = [re.escape(field) for field in fields]
-    if not patterns:
-        return _joined([_Piece(text, False)])
-    parts = re.split(f"({'|'.join(patterns)})", text)
+    pattern = "|".join(map(re.escape, fields)) or "(?!)"  # which matches nowhere
+    parts = re.split(f"({pattern})", text)
     return _joined([_Piece(part, number % 2 == 1) for number, part in enumerate(parts)])
 
 

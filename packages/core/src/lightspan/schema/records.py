@@ -36,7 +36,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.errors import IllegalMoveError
+from lightspan.errors import DataError, IllegalMoveError
 from lightspan.schema import clock
 from lightspan.schema.ids import random_digits
 from lightspan.schema.reward import Reward
@@ -156,6 +156,25 @@ def fingerprint(value: Json) -> str:
     return hashlib.sha256(_json_encoder.encode(value)).hexdigest()[:16]
 
 
+def check_keys(task: object, where: str) -> None:
+    """Raise `DataError` if a key in a task is no text; JSON would silently make text of it.
+
+    Args:
+        task: a task without cycles.
+        where: name of the task, for the message.
+    """
+    parts = [(where, task)]
+    for place, value in parts:
+        if isinstance(value, dict | list | tuple):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            parts += [(f"{place}[{key!r}]", part) for key, part in pairs]
+        for key in value if isinstance(value, dict) else ():
+            if not isinstance(key, str):
+                raise DataError(
+                    f"{place} has the key {key!r}; keys of tasks are text: write {str(key)!r}"
+                )
+
+
 def task_json(value: object, dump: Callable[[Any], Any] | None = None) -> str:
     """Return a value as the JSON of a task.
 
@@ -170,12 +189,12 @@ def task_json(value: object, dump: Callable[[Any], Any] | None = None) -> str:
         Exception: `dump` raised it; or a part is not JSON, such as bytes, infinity, an integer of
             more than 64 bits, half of a surrogate pair, or a cycle.
     """
-    plain = msgspec.to_builtins(value, str_keys=True, builtin_types=_BINARY, enc_hook=dump)
+    plain = msgspec.to_builtins(value, str_keys=True, builtin_types=BINARY, enc_hook=dump)
     msgspec.msgpack.encode(plain)  # stores hold it as MessagePack
     return json.dumps(plain, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-_BINARY: Final = (bytes, bytearray, memoryview)
+BINARY: Final = (bytes, bytearray, memoryview)
 """Types that msgspec would silently write as base64."""
 
 

@@ -147,7 +147,9 @@ def _message_keys() -> Sequence[str]:
         if not (_OF_KEYS.search(name) and _NO_KEY.match(value))
     }
     keys = _longest_first(secrets | inputs[2].keys(), MIN_MESSAGE_KEY_LENGTH)
-    result = _longest_first({form for key in keys for form in _json_forms(key)}, 0)
+    once = {json.dumps(key)[1:-1] for key in keys}  # escaped for a JSON string
+    twice = {json.dumps(key)[1:-1] for key in once}
+    result = _longest_first({*keys, *once, *twice}, 0)
     _message_keys_cache[:] = [(inputs, result)]
     return result
 
@@ -176,12 +178,6 @@ def _longest_first(keys: Iterable[str], min_length: int) -> list[str]:
     A key that contains another key is then replaced before the shorter key.
     """
     return sorted((key for key in keys if len(key) >= min_length), key=len, reverse=True)
-
-
-def _json_forms(key: str) -> tuple[str, ...]:
-    """Return a key in three forms: as it is, escaped for a JSON string, and escaped twice."""
-    once = json.dumps(key)[1:-1]
-    return key, once, json.dumps(once)[1:-1]
 
 
 def _value_without(value: Any, keys: Sequence[str]) -> Any:

@@ -78,7 +78,7 @@ def reward_of(attributes: Mapping[str, Any]) -> Reward:
 def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
     if not value:
         raise RewardError("a reward with named dimensions needs at least one: got {}")
-    dimensions = {_name(name): _number(number) for name, number in value.items()}
+    dimensions = {_name(n): _number(v, f"{_name(n)!r} of a reward") for n, v in value.items()}
     primary = primary or (next(iter(dimensions)) if len(dimensions) == 1 else "reward")
     if primary not in dimensions and primary == "reward":
         raise RewardError(
@@ -101,15 +101,14 @@ def _name(name: Any) -> str:
     return text
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, what: str = "a reward") -> float:
     if isinstance(value, str | bytes):
-        raise RewardError(f"a reward must be a number, not the text {value!r}; convert it first")
+        raise RewardError(f"{what} must be a number, not the text {value!r}; convert it first")
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise RewardError(
-            f"a reward must be a number, a bool, None or a mapping of names to numbers, "
-            f"not {type(value).__name__}: {value!r}"
-        ) from error
+        more = ", or None or a mapping of names to numbers" if what == "a reward" else ""
+        kinds = f"a number or a bool{more}, not {type(value).__name__}"
+        raise RewardError(f"{what} must be {kinds}: {value!r}") from error
     except OverflowError as error:
-        raise RewardError("a reward must be a number that a float can hold") from error
+        raise RewardError(f"{what} must be a number that a float can hold") from error

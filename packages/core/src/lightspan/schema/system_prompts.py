@@ -175,8 +175,7 @@ class Instructions(
             return Reading(text) if self.surveyed and not self.prompts else None
         if learned.before.template != text:
             return Reading(text, reason=OTHER_PROMPT)
-        if learned.after == learned.before:
-            return Reading(text, text)
-        # The app fills a template with placeholders itself, so its braces stay doubled.
+        # The app fills or uses the template itself, so braces that it doubles stay doubled.
         after = learned.after
-        return Reading(text, filled_as(text, after.template) if after.fields else after.format())
+        is_own = bool(after.fields) or learned.before.has_doubled_braces
+        return Reading(text, filled_as(text, after.template) if is_own else after.format())

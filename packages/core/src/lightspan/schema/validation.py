@@ -85,9 +85,8 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 def check_date(name: str, value: object) -> None:
     """Raise `ConfigError` unless the value is a date."""
-    if isinstance(value, datetime.date):
-        return
-    raise ConfigError(f"{name}={value!r} must be a date, such as datetime.date(2026, 11, 20)")
+    if not isinstance(value, datetime.date):
+        raise ConfigError(f"{name}={value!r} must be a date, such as datetime.date(2026, 11, 20)")
 
 
 def check_kind(name: str, value: object, kind: type) -> None:

@@ -22,7 +22,8 @@ from lightspan.stores._validation import check_integer
 from lightspan.stores.protocol import StoredCall
 
 _replace = msgspec.structs.replace
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgspec.msgpack.Encoder()
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
 _rollout_decoder = msgspec.msgpack.Decoder(Rollout)
 _record_decoder = msgspec.msgpack.Decoder(TokenRecord)
 
@@ -30,7 +31,8 @@ _record_decoder = msgspec.msgpack.Decoder(TokenRecord)
 class PackedRollout(NamedTuple):
     rollout: Rollout
     body: bytes
-    """Canonical MessagePack of the rollout: equal for equal rollouts."""
+    """MessagePack of the rollout. The keys of the task have the order of the user's data, which an
+    app may write into a prompt."""
 
     @property
     def size(self) -> int:
@@ -84,12 +86,18 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
     """Serialise a rollout.
 
     Raises:
-        DataError: the task is not JSON, or a number in the rollout is invalid.
+        DataError: the task is not JSON or has a key that is no text, or a number in the rollout is
+            invalid.
     """
     name = f"rollout {rollout.rollout_id!r:.100}"
     check_integer(f"{name}: step", rollout.step)
     check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
-    return PackedRollout(rollout, _encode(f"the task of rollout {rollout.rollout_id!r}", rollout))
+    return PackedRollout(rollout, _encode(f"the task of {name}", rollout))
+
+
+def same_rollout(first: bytes, second: bytes) -> bool:
+    """Return whether two bodies are equal, except for the order of keys in the task."""
+    return len({_canonical.encode(unpack_rollout(body)) for body in (first, second)}) == 1
 
 
 def unpack_rollout(body: bytes) -> Rollout:
@@ -235,6 +243,7 @@ def _check_owner(owner: str, name: str, attempt_id: str) -> None:
 
 def _encode(name: str, value: object) -> bytes:
     try:
+        _canonical.encode(value)  # refuses keys that are no text
         return _encoder.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{name} cannot be stored: {error}") from error

@@ -40,7 +40,7 @@ from lightspan.schema.records import (
     check_rollout_move,
     rollout_status_after,
 )
-from lightspan.stores._encoding import PackedRollout
+from lightspan.stores._encoding import PackedRollout, same_rollout
 
 if TYPE_CHECKING:
     from lightspan.stores._sql.tables import SQLTables as Lookup, WriteTables as Tables
@@ -181,7 +181,7 @@ def _select_unknown(tables: Lookup, items: Sequence[PackedRollout]) -> list[Pack
         if rollout_id not in bodies:
             bodies[rollout_id] = item.body
             new.append(item)
-        elif bodies[rollout_id] != item.body:
+        elif not same_rollout(bodies[rollout_id], item.body):
             raise ConflictError(
                 f"rollout {rollout_id!r} is already stored with another content: a rollout never "
                 "changes, so give the new one its own id"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lightspan.errors import RewardError
@@ -116,9 +116,9 @@ class Collector:
         self.reporter.advance(shown)
         while (groups := self.in_flight.ready(count, first)) is None:
             ended = self.in_flight.update(await self._poll_ended())
-            for state, attempt in zip(ended, await last_attempts(self.store, ended), strict=True):
-                progress.add(state, attempt)
-                if state.rollout.mode is Mode.VAL and attempt.status is AttemptStatus.FAILED:
+            for state, attempts in zip(ended, await _attempts(self.store, ended), strict=True):
+                progress.add(state, attempts[-1])
+                if state.rollout.mode is Mode.VAL and attempts[-1].status is AttemptStatus.FAILED:
                     check_evaluable(await read_episodes(self.store, [state]))
             _, done = self.in_flight.size(count, first)
             self.reporter.advance(done - shown, **progress.values())
@@ -171,9 +171,8 @@ class _Progress:
         if attempt.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {state.rollout.task_id}: {attempt.message}")
         self._failed += attempt.status is not AttemptStatus.SUCCEEDED
-        value = attempt.reward.value if attempt.reward is not None else None
-        if value is not None:
-            self._rewards.append(value)
+        if attempt.reward is not None and attempt.reward.value is not None:
+            self._rewards.append(attempt.reward.value)
 
     def values(self) -> dict[str, float]:
         """Return the mean reward, the engine's tokens per second, and the number of failures.
@@ -197,7 +196,7 @@ class _Progress:
 
 
 async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Episode]:
-    """Return the episode of each rollout's last attempt.
+    """Return the episode of each rollout's last attempt, with those of its `earlier` attempts.
 
     The algorithm's `failure_reward` is not applied to them yet.
 
@@ -205,29 +204,29 @@ async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Ep
         store: open store.
         states: rollouts, ended or not.
     """
-    attempts = await last_attempts(store, states)
-    ids = [attempt.attempt_id for attempt in attempts if attempt.number]
-    spans = await store.spans(ids)
-    records = await store.token_records(ids)
-    return [
-        build_episode(
-            attempt,
-            state.rollout,
-            spans.get(attempt.attempt_id, []),
-            records.get(attempt.attempt_id, []),
-        )
-        for state, attempt in zip(states, attempts, strict=True)
-    ]
+    tries = await _attempts(store, states)
+    ids = [attempt.attempt_id for attempts in tries for attempt in attempts if attempt.number]
+    spans, records = await store.spans(ids), await store.token_records(ids)
+
+    def build(state: RolloutState, attempt: Attempt) -> Episode:
+        key = attempt.attempt_id
+        return build_episode(attempt, state.rollout, spans.get(key, []), records.get(key, []))
+
+    pairs = zip(states, tries, strict=True)
+    built = [[build(state, one) for one in attempts] for state, attempts in pairs]
+    return [replace(last, earlier=tuple(earlier)) for *earlier, last in built]
 
 
-async def last_attempts(store: Store, states: Sequence[RolloutState]) -> list[Attempt]:
-    """Return the last attempt of each rollout.
+async def _attempts(store: Store, states: Sequence[RolloutState]) -> list[list[Attempt]]:
+    """Return the attempts of each rollout, the last one last.
 
     A rollout that no runner claimed gets a placeholder attempt with number 0.
     """
     ids = [state.rollout.rollout_id for state in states]
-    last = {a.rollout_id: a for a in await store.attempts(ids)} if ids else {}
-    return [last.get(state.rollout.rollout_id) or _unclaimed(state) for state in states]
+    tries: dict[str, list[Attempt]] = {}
+    for attempt in await store.attempts(ids) if ids else []:
+        tries.setdefault(attempt.rollout_id, []).append(attempt)
+    return [tries.get(key) or [_unclaimed(state)] for key, state in zip(ids, states, strict=True)]
 
 
 def _unclaimed(state: RolloutState) -> Attempt:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
-from lightspan.schema.records import Json, fingerprint, task_id, task_json
+from lightspan.schema.records import BINARY, Json, check_keys, fingerprint, task_id, task_json
 from lightspan.stores import open_existing, public_url
 from lightspan.stores.aio import run_sync
 
@@ -108,11 +110,17 @@ _ROWS: Final = {"pandas": 'to_dict("records")', "polars": "to_dicts()", "pyarrow
 def json_task(task: Any, where: str) -> Json:
     """Return `task` after a JSON round trip, so that it equals the task that runners get.
 
+    The keys of dicts stay in order.
+
     Raises:
-        DataError: `task` is not JSON; the message names `where`.
+        DataError: `task` is not JSON, or a key is no text; the message names `where`.
     """
     try:
-        return json.loads(task_json(task))
+        plain = msgspec.to_builtins(task, builtin_types=BINARY)
+        check_keys(plain, where)
+        return json.loads(task_json(plain))
+    except DataError:
+        raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
@@ -171,11 +179,11 @@ def tasks_from_store(
     return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
 
 
-def _is_within(reward: float | None, low: float | None, high: float | None) -> bool:
-    """Return whether `reward` is from `low` to `high`; None for `low` or `high` means no bound.
+def _is_within(score: float | None, low: float | None, high: float | None) -> bool:
+    """Return whether a score is from `low` to `high`; None for `low` or `high` means no bound.
 
-    If `reward` is None, the attempt is unscored. It passes only if there is no bound.
+    If the score is None, the attempt is unscored. It passes only if there is no bound.
     """
-    if reward is None:
+    if score is None:
         return low is None and high is None
-    return (low is None or reward >= low) and (high is None or reward <= high)
+    return (low is None or score >= low) and (high is None or score <= high)

@@ -143,8 +143,7 @@ class Session:
             advice = "once that is mended, go on with resume=True (--resume)"
             if isinstance(error, ConfigError):
                 advice += "; a changed setting (optimize=) needs another folder"
-            line = f"ended by an error; {keeps}: {advice} (docs/troubleshooting.md)"
-            self.reporter.line(line)
+            self.reporter.line(f"ended by an error; {keeps}: {advice} (docs/troubleshooting.md)")
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:

@@ -315,11 +315,19 @@ def _target_text(target: Target, options: ServeOptions) -> str:
 def _paths(routing: Routing) -> dict[str, str]:
     """Return the path of each agent's base URL, by the agent's name.
 
-    If a policy answers apps that name no agents, the entry `the whole app` has the path for them.
+    Globs and patterns of nested agents share an entry. If a policy answers apps that name no
+    agents, the entry `the whole app` has the path for them.
     """
     names = [rule.pattern for rule in routing.rules if public_access.is_name(rule)]
     answered = [name for name in names if routing.target(name).route is not Route.APP]
     paths = {name: f"/agents/{name}/v1" for name in answered}
+    others = [
+        rule.pattern
+        for rule in routing.rules
+        if not public_access.is_name(rule) and rule.target.route is not Route.APP
+    ]
+    if others:
+        paths[f"agents of {', '.join(others)}, by their path"] = "/agents/PATH/v1"
     whole = routing.target("app")
     if whole.route is Route.POLICY and "app" not in paths:
         paths["the whole app"] = "/agents/app/v1"

@@ -22,7 +22,7 @@ from lightspan.protocols.engine import TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Attempt, Claim, Mode, Rollout
-from lightspan.schema.routing import BASE_POLICY, Route, Routing, Rule, Target
+from lightspan.schema.routing import BASE_POLICY, Route, Routing, Rule, Target, split_path
 from lightspan.schema.semconv import ROUTING_PATH
 from lightspan.schema.token_records import CallOutcome
 from lightspan_gateway.access_policy import AccessPolicy, token_of
@@ -165,10 +165,15 @@ class PublicAccess(AccessPolicy):
         return Target(route=Route.ENDPOINT, endpoint=self._upstream)
 
     def unserved_agent(self, path: str) -> ApiError:
+        nested = "/".join(split_path(path))  # a slash that the URL encodes is part of a name
+        if self._routing.target(nested).route is not Route.APP:
+            return bad_request(
+                f"agent {path!r} is not answered here, and {nested!r} is: write the slash between "
+                f"nested agents as it is, /agents/{nested}/v1"
+            )
         return bad_request(
-            f"agent {path!r} is not answered here: in training its calls went where "
-            "the app points them. Point it at its own endpoint, or start the server with "
-            "--upstream URL"
+            f"agent {path!r} is not answered here: the run leaves its calls where the app points "
+            "them. Point it at its own endpoint, or start the server with --upstream URL"
         )
 
     # --- documents ------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class APO(PromptSearch):
             compared.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
             `max_tokens`. Calls of trained models (policies) cost nothing. Where an endpoint counts
-            no tokens, they are estimated.
+            no tokens, they are estimated; so are calls without an answer in time.
         prices: model → its `Price`, for every model that is called; required with `max_cost`.
             Without `max_cost`, the cost is only reported. A model is named as in the request, or as
             in the response if the request's model is not recorded.
@@ -66,7 +66,8 @@ class APO(PromptSearch):
             unlikely to be chance; otherwise the initial prompts are kept. This is the maximum
             probability of chance (t-tests over the tasks, corrected for the number of candidates).
             None to choose the best candidate in any case.
-        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+        perfect_reward: reward at which a task counts as solved: the highest reward that there is,
+            which is above 1 on a scale such as 1 to 5. None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. If all tasks of
             a critique are solved, no critique is requested.
         failure_reward: reward of a rollout whose app failed, timed out or ended without a reward.

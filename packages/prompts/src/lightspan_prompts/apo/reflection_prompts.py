@@ -7,6 +7,7 @@ from typing import Final
 
 from lightspan.schema.prompts import PromptTemplate
 from lightspan_prompts.search.feedback import Evidence, examples, shortened
+from lightspan_prompts.search.reflection import rules_of
 
 MAX_CRITIQUE_LENGTH: Final = 8_000
 """Maximum characters of a critique; the middle of a longer one is left out."""
@@ -65,11 +66,6 @@ WAYS: Final = (
 )
 """Ways to edit. One is drawn at random per edit."""
 
-_RULES: Final = """\
-It has placeholders that the application fills: {fields}. A new text must have each of them, \
-written in exactly this way; other text in braces is not filled.
-"""
-
 
 def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], angle: str) -> str:
     """Build the request for a critique (textual gradient) of the prompt `name`.
@@ -83,7 +79,7 @@ def critique(name: str, template: PromptTemplate, evidence: Sequence[Evidence], 
     return _CRITIQUE.format(
         name=name,
         text=template.text,
-        rules=_rules(template),
+        rules=rules_of(template, "A new text"),
         runs=examples(evidence),
         angle=angle,
     )
@@ -101,12 +97,7 @@ def edit(name: str, template: PromptTemplate, critique: str, way: str) -> str:
     return _EDIT.format(
         name=name,
         text=template.text,
-        rules=_rules(template),
+        rules=rules_of(template, "A new text"),
         critique=shortened(critique.strip(), MAX_CRITIQUE_LENGTH),
         way=way,
     )
-
-
-def _rules(template: PromptTemplate) -> str:
-    fields = template.fields
-    return _RULES.format(fields=", ".join(fields)) if fields else ""

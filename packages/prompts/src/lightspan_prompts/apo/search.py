@@ -220,9 +220,7 @@ class Search:
         )
 
     def _perfect(self) -> str:
-        if all(map(self._trials.is_solved, self._runs[self.chosen])):
-            return "the selection split has the perfect reward on every task"
-        return ""
+        return self._trials.why_perfect(self._runs[self.chosen])
 
     # --- a round ----------------------------------------------------------------------------
     async def _round(self, number: int) -> None:

@@ -33,7 +33,8 @@ class GEPA(PromptSearch):
             found in the calls of the first evaluation, and replaced in later requests. The name of
             a prompt that the app requests by `lightspan.prompt(name, text)` may be given too.
         reflection: the model that proposes new texts. Its `sampling` is part of each request.
-        max_rollouts: maximum rollouts of the app, not counting held-out tasks.
+        max_rollouts: maximum rollouts of the app, not counting held-out tasks. A rollout whose
+            attempt is lost (an endpoint's 429 or 5xx, a dead worker) is run again and counts once.
         max_reflections: maximum requests to the reflection model. An iteration sends up to
             `proposals`, and none begins if fewer are left.
         max_tokens: maximum tokens of the reflection model and of the app's calls, as endpoints
@@ -42,7 +43,7 @@ class GEPA(PromptSearch):
             reached, the search ends with the best candidate so far.
         max_cost: maximum cost of these tokens, in the currency of `prices`; checked like
             `max_tokens`. Calls of trained models (policies) cost nothing. Where an
-            endpoint counts no tokens, they are estimated.
+            endpoint counts no tokens, they are estimated; so are calls without an answer in time.
         prices: model → its `Price`, for every model that is called; needed for
             `max_cost`, without which the cost is only reported. A model is named as in the request,
             or as in the response if its span has no request model.
@@ -50,7 +51,7 @@ class GEPA(PromptSearch):
             split, chosen by `seed`); reflections show rollouts of all other training tasks. No
             choice depends on held-out tasks.
         minibatch: number of tasks whose rollouts are shown for a proposal; the new candidate is
-            tried on the same tasks first.
+            tried on the same tasks first. At most all tasks outside the selection split.
         proposals: number of candidates that are proposed and run concurrently per iteration.
         finalists: number of best candidates that are run on the selection split a second time at
             the end, as far as budgets allow. The best finalist by the mean of both runs is chosen,
@@ -59,7 +60,8 @@ class GEPA(PromptSearch):
         significance: probability above which the best candidate's gain on the selection split is
             taken for chance (t-tests over its tasks, corrected for the number of candidates). The
             initial prompts are kept then. None to choose the best candidate in any case.
-        perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+        perfect_reward: reward at which a task counts as solved: the highest reward that there is,
+            which is above 1 on a scale such as 1 to 5. None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No reflection
             is requested for a minibatch whose tasks are all solved.
         failure_reward: reward of a rollout whose app failed, or ended without a reward.

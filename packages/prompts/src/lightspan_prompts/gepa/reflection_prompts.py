@@ -7,6 +7,7 @@ from typing import Final
 
 from lightspan.schema.prompts import PromptTemplate
 from lightspan_prompts.search.feedback import Evidence, examples
+from lightspan_prompts.search.reflection import rules_of
 
 _QUESTION: Final = """\
 You improve one text of an application that asks language models: the prompt called "{name}". \
@@ -30,14 +31,8 @@ very tasks in.
 
 Answer with the whole new prompt between <prompt> and </prompt>, and nothing after it."""
 
-_RULES: Final = """\
-It has placeholders that the application fills: {fields}. The new prompt must have each of them, \
-written in exactly this way; other text in braces is not filled.
-"""
-
 
 def question(name: str, template: PromptTemplate, evidence: Sequence[Evidence]) -> str:
     """Return the request to rewrite the prompt `name`, which shows the rollouts of `evidence`."""
-    fields = template.fields
-    rules = _RULES.format(fields=", ".join(fields)) if fields else ""
-    return _QUESTION.format(name=name, text=template.text, rules=rules, runs=examples(evidence))
+    rules, runs = rules_of(template, "The new prompt"), examples(evidence)
+    return _QUESTION.format(name=name, text=template.text, rules=rules, runs=runs)

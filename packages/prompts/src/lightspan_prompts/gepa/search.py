@@ -23,7 +23,7 @@ import msgspec
 
 from lightspan.errors import RewardError
 from lightspan.progress import plural
-from lightspan.schema.records import Json
+from lightspan.schema.records import Json, task_id
 from lightspan_prompts.gepa.reflection_prompts import question
 from lightspan_prompts.search.candidates import (
     Candidate,
@@ -125,6 +125,11 @@ class Search:
             And the errors of rollouts, of the log and of the library.
         """
         check_budget(self._settings, self._split)
+        if (count := minibatch_of(self._settings, self._split)) < self._settings.minibatch:
+            self._context.note(
+                f"minibatch={self._settings.minibatch}: reflections show "
+                f"{plural(count, 'task')}, all that the selection split leaves"
+            )
         selection, patterns = self._split.selection, self._settings.patterns
         self._prompts = await self._trials.begin(selection, patterns, self._context.note)
         first = tuple(prompt.template for prompt in self._prompts.values())
@@ -236,8 +241,8 @@ class Search:
         settings, trials, best = self._settings, self._trials, self._runs[self._chosen][0]
         iteration = _iteration(settings, self._split)
         remaining = settings.max_rollouts - trials.rollouts - self._reserved
-        if all(map(trials.is_solved, best)):
-            self._ended = "the selection split has the perfect reward on every task"
+        if perfect := trials.why_perfect(best):
+            self._ended = perfect
         elif remaining < iteration:
             self._ended = (
                 f"{trials.rollouts} of max_rollouts={settings.max_rollouts} rollouts are done, "
@@ -270,7 +275,7 @@ class Search:
             trainset=[_Item("feedback", task) for task in self._split.feedback],
             valset=[_Item("selection", task) for task in self._split.selection],
             adapter=adapter,
-            reflection_minibatch_size=settings.minibatch,
+            reflection_minibatch_size=minibatch_of(settings, self._split),
             skip_perfect_score=False,  # `propose_new_texts` does
             use_merge=settings.merge and len(self._names) > 1,
             merge_val_overlap_floor=min(MERGE_TASKS, len(self._split.selection)),
@@ -293,18 +298,32 @@ class Search:
         from gepa.core.adapter import EvaluationBatch
 
         trials = [
-            Trial(batch[0].split, self._named(texts), [item.task for item in batch])
+            Trial(batch[0].split, self._named(texts), self._distinct(batch))
             for texts, batch in items
         ]
         batches = []
-        for evaluation in self._run_in_loop(self._trials.evaluate(trials)):
+        evaluations = self._run_in_loop(self._trials.evaluate(trials))
+        for evaluation, (_, batch) in zip(evaluations, items, strict=True):
             self._store(evaluation)
             self._compare_proposal(evaluation)
-            scores = [_score(self._trials.reward(evidence)) for evidence in evaluation.seen]
+            seen = evaluation.seen
+            if len(seen) < len(batch):  # the library repeats tasks of a small selection split
+                runs = {evidence.task_id: evidence for evidence in seen}
+                seen = [runs[task_id(item.task)] for item in batch]
+            scores = [_score(self._trials.reward(evidence)) for evidence in seen]
             outputs = [None] * len(scores)
-            batch = EvaluationBatch(outputs=outputs, scores=scores, trajectories=evaluation.seen)
-            batches.append(batch)
+            batches.append(EvaluationBatch(outputs=outputs, scores=scores, trajectories=seen))
         return batches
+
+    def _distinct(self, batch: Sequence[_Item]) -> list[Json]:
+        """Return the tasks of a batch, each once.
+
+        The library fills up its last minibatch of an epoch with tasks that may be in it already.
+        Other tasks for reflections take their place.
+        """
+        others = self._split.feedback if batch[0].split == "feedback" else []
+        tasks = {task_id(task): task for task in [*(item.task for item in batch), *others]}
+        return list(tasks.values())[: len(batch)]
 
     def _compare_proposal(self, evaluation: Evaluation) -> None:
         """Record the score of a proposed candidate on the tasks for which it was proposed.
@@ -490,15 +509,24 @@ def check_budget(settings: GEPA, split: Split) -> None:
         raise TooFewRolloutsError(
             f"GEPA(max_rollouts={settings.max_rollouts}) is too few for one new candidate: "
             f"{plural(len(split.selection), 'task')} of the selection split twice, and "
-            f"{plural(settings.minibatch, 'task')} twice to propose from; give at least {least}, "
+            f"{plural(minibatch_of(settings, split), 'task')} twice to propose from; give at least "
+            f"{least}, "
             "or a smaller selection= or minibatch="
         )
+
+
+def minibatch_of(settings: GEPA, split: Split) -> int:
+    """Return the number of tasks of a minibatch: at most all outside the selection split.
+
+    The library would run some of them twice otherwise.
+    """
+    return min(settings.minibatch, len(split.feedback))
 
 
 def _iteration(settings: GEPA, split: Split) -> int:
     """Return the largest number of rollouts that one iteration of the library can take."""
     selection = len(split.selection)
-    mutated = settings.proposals * (2 * settings.minibatch + selection)
+    mutated = settings.proposals * (2 * minibatch_of(settings, split) + selection)
     return max(mutated, MERGE_TASKS + selection) if settings.merge else mutated
 
 

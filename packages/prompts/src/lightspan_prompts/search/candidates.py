@@ -52,7 +52,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     again: dict[str, float | None] = msgspec.field(default_factory=dict)
     """Task of the selection split → reward in the second run of a finalist."""
     is_scored: bool = True
-    """Whether any of these rollouts has a reward of its own; else it is never chosen."""
+    """Whether any of these rollouts has a reward of its own, and any got a text of the candidate;
+    else it is never chosen."""
     is_whole: bool = True
     """Whether all tasks of the selection split were run; a partial result is never chosen."""
 
@@ -127,6 +128,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the app's model calls that were seen; None in older results."""
     estimated: int = 0
     """Number of calls and reflections whose endpoints count no tokens, which are estimated."""
+    unanswered: int = 0
+    """Number of the app's calls that were cancelled or timed out, which are estimated."""
+    repeated: int = 0
+    """Number of attempts that were lost and repeated, whose tokens count too."""
     unpriced: list[str] = msgspec.field(default_factory=list)
     """Models without a price, which are not in `cost`."""
     surveyed: Surveyed | None = None
@@ -247,6 +252,18 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
                 f"{plural(self.estimated, 'model call')} came without a count of tokens, as "
                 'streams do unless the app asks for it (stream_options={"include_usage": True}): '
                 "theirs are estimated from their text, about 4 bytes each"
+            )
+        if self.unanswered:
+            lines.append(
+                f"{plural(self.unanswered, 'model call')} of the app had no answer in time, or the "
+                "app cancelled it: such a call counts with the text that was sent and, as its "
+                "answer, the max_tokens of its request (nothing without it)"
+            )
+        if self.repeated:
+            lines.append(
+                f"{plural(self.repeated, 'attempt')} came to nothing because of errors of an "
+                "endpoint or lost workers, and the app was run again: their tokens are counted, "
+                "and max_rollouts is not a limit for them"
             )
         return lines
 

@@ -19,6 +19,7 @@ from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
+from lightspan.schema.system_prompts import OTHER_PROMPT, OTHER_TEXT
 from lightspan.training.jsonl_log import append, read_bytes
 from lightspan_prompts.endpoint_client import Answer, EndpointClient, is_refusal
 from lightspan_prompts.pricing import Price
@@ -117,6 +118,7 @@ class Evaluator:
         prices: model → price of its tokens, for `max_cost`.
         begun: prompts selected by an earlier search of the run; None for the first search.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+        has_discovered: whether this process discovered the texts that the log has.
         note: called with messages for the user.
         record: called with the numbers of each proposal.
     """
@@ -133,6 +135,7 @@ class Evaluator:
         prices: Mapping[str, Price] | None = None,
         begun: SelectedPrompts | None = None,
         perfect_reward: float | None = None,
+        has_discovered: bool = False,
         note: Callable[[str], None] = lambda text: None,
         record: Callable[[Metrics], None] = lambda metrics: None,
     ) -> None:
@@ -141,8 +144,14 @@ class Evaluator:
         self._prompts = prompts
         self._begun = begun
         self._surveyed = None if begun is None else begun.surveyed
+        self._has_discovered = has_discovered
         self._first: Survey | None = None
         """Survey whose rollouts also count as the first trial's; None after that trial."""
+        self._initial: Mapping[str, str] = {}
+        """Prompt → template with which the search begins; empty before `begin`."""
+        self._unchecked = set() if self._surveyed is None else set(self._surveyed.components)
+        """Discovered texts that an earlier process or search read, and none that this process ran
+        has sent."""
         self._asked_before = {} if begun is None else dict(begun.asked)
         """Task → agents called in its first rollout of the run, which may be in an earlier search,
         because a cache of the app may outlast a search."""
@@ -175,6 +184,8 @@ class Evaluator:
         self._max_tokens = max_tokens
         self.estimated = 0
         """Number of calls and reflections whose endpoints count no tokens."""
+        self._unanswered_calls = 0
+        self._repeated = 0
         self._max_cost = max_cost
         self._prices = prices or None
         self._used: dict[str, tuple[int, int]] = {}
@@ -211,6 +222,13 @@ class Evaluator:
             ConfigError: a discovered text has the same name as one of the initial prompts.
             And the errors of `survey`.
         """
+        prompts = await self._initial_prompts(tasks, patterns, note)
+        self._initial = {name: prompt.template for name, prompt in prompts.items()}
+        return prompts
+
+    async def _initial_prompts(
+        self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
+    ) -> dict[str, PromptTemplate]:
         prompts = dict(self._prompts)
         if self._begun is not None and self._begun.templates is not None:
             names = [*prompts, *([] if self._surveyed is None else self._surveyed.components)]
@@ -255,6 +273,8 @@ class Evaluator:
             self._log(entry)
             for line in entry.found.lines():
                 note(line)
+        elif not self._has_discovered:
+            self._unchecked = set(entry.found.components)
         self._first, self._surveyed = entry, entry.found
         return entry.found
 
@@ -293,7 +313,8 @@ class Evaluator:
         Raises:
             SpentError: a budget is used up, and some trials were not run.
             RewardError: no rollout of the first trial has a reward.
-            ConfigError: a model that the app called is missing in `prices`.
+            ConfigError: a model that the app called is missing in `prices`, or a text of the app
+                has changed since it was discovered.
             CheckpointError: the log belongs to another search.
             And the errors of rollouts.
         """
@@ -315,6 +336,7 @@ class Evaluator:
         fresh = [*surveyed, *await self._rolled_out(rest)]
         if fresh and not self.rollouts:
             _check_scored(fresh[0])
+        self._check_sent([one for evidence in fresh[len(surveyed) :] for one in evidence])
         for place, evidence in zip(missing, fresh, strict=True):
             trial = trials[place]
             evaluation = Evaluation(
@@ -461,6 +483,33 @@ class Evaluator:
             for episode, task in zip(episodes, tasks, strict=True)
         ]
 
+    def _sent_name(self, name: str) -> str:
+        """Return the name of a prompt in `Evidence.sent`: its own, or its agent's path."""
+        components = {} if self._surveyed is None else self._surveyed.components
+        return components[name].agent or name if name in components else name
+
+    def _check_sent(self, evidence: Sequence[Evidence]) -> None:
+        """Raise `ConfigError` if the app requests a discovered text, and always with another one.
+
+        Checked in the first rollouts of a process that continues a search, before they are logged.
+        In the process that discovered the texts they cannot have changed.
+        """
+        sent = {name for one in evidence for name in one.sent or ()}
+        kept = {reason for one in evidence for reason in one.kept}
+        for name in sorted(self._unchecked):
+            path = self._sent_name(name)
+            why = [w for w in (OTHER_PROMPT, OTHER_TEXT) if f"{path}: {w}" in kept]
+            if path in sent:
+                self._unchecked.remove(name)
+            elif why:
+                assert self._surveyed is not None
+                text = self._surveyed.components[name].template
+                raise ConfigError(
+                    f"the app's text of {name!r} has changed since this run read it, so no learned "
+                    f"text can replace it ({why[0]}). It was {text!r:.500}: restore it and "
+                    "continue with resume=True, or start anew in another folder"
+                )
+
     def _concerns(self, text: Text) -> bool:
         return self._surveyed is not None and self._surveyed.concerns(text)
 
@@ -484,6 +533,8 @@ class Evaluator:
             self._use(evidence.usage or {})
             self._calls += evidence.calls
             self.estimated += evidence.estimated
+            self._unanswered_calls += evidence.unanswered
+            self._repeated += evidence.repeated
             self._applied += evidence.applied
             self._kept.update(evidence.kept)
             agents = evidence.asked
@@ -621,8 +672,19 @@ class Evaluator:
             rewards=rewards[0],
             again=rewards[1],
             mean=math.fsum(map(self.mean_of, runs)) / len(runs),
-            is_scored=any(_is_scored(one) for run in runs for one in run),
+            is_scored=any(_is_scored(one) for run in runs for one in run)
+            and self._is_sent(candidate, [one for run in runs for one in run]),
         )
+
+    def _is_sent(self, candidate: Candidate, evidence: Sequence[Evidence]) -> bool:
+        """Return whether any rollout got a text in which the candidate differs from the first."""
+        changed = {
+            name for name, text in candidate.templates.items() if text != self._initial.get(name)
+        }
+        if not changed or changed & self._prompts.keys():  # the app gets those as arguments
+            return True
+        paths = {self._sent_name(name) for name in changed}
+        return any(one.applied if one.sent is None else paths & {*one.sent} for one in evidence)
 
     def is_solved(self, evidence: Evidence) -> bool:
         """Return whether the task of a rollout counts as solved.
@@ -631,6 +693,18 @@ class Evaluator:
         """
         perfect, reward = self._perfect_reward, evidence.reward
         return perfect is not None and _is_scored(evidence) and (reward or 0.0) >= perfect
+
+    def why_perfect(self, evidence: Sequence[Evidence]) -> str:
+        """Say that all tasks of the selection split are solved; empty if they are not."""
+        if not all(map(self.is_solved, evidence)):
+            return ""
+        text = f"every task of the selection split has perfect_reward={self._perfect_reward:g}"
+        if self.reflections:
+            return text
+        return (
+            f"{text} with the initial prompts, so there is nothing to learn; if a higher reward is "
+            "possible, give it as perfect_reward=, or perfect_reward=None"
+        )
 
     def _check_rewards(self, rewards: Sequence[float]) -> None:
         """Note the first reward above the perfect one, and the first below the failure reward."""
@@ -689,6 +763,8 @@ class Evaluator:
             calls=self._calls,
             usage=dict(self._used),
             estimated=self.estimated,
+            unanswered=self._unanswered_calls,
+            repeated=self._repeated,
             unpriced=[
                 name for name in self._used if self._prices is not None and name not in self._prices
             ],

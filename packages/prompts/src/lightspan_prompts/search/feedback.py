@@ -14,6 +14,7 @@ from lightspan.lightning.rollout_checks import app_failed
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json, Outcome
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.token_records import CallOutcome
 from lightspan_prompts.search.prompt_discovery import Text, texts_of
 from lightspan_prompts.transcript import without_keys
 
@@ -41,6 +42,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens of its model calls, as far as endpoints count them."""
     estimated: int = 0
     """Number of its model calls whose endpoint counts no tokens, which are estimated."""
+    unanswered: int = 0
+    """Number of its model calls that were cancelled or timed out, which are estimated too."""
+    repeated: int = 0
+    """Number of earlier attempts of the rollout, which were lost. `tokens`, `estimated`,
+    `unanswered` and `usage` include theirs."""
     usage: dict[str, tuple[int, int]] | None = None
     """Model → (tokens sent, tokens received), without the calls of policies. None in older logs."""
     calls: int = 0
@@ -50,6 +56,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Called agents and requested prompts that have a discovered text."""
     applied: int = 0
     """Number of discovered texts that were sent in the candidate's version."""
+    sent: list[str] | None = None
+    """Names of these texts: of prompts, and paths of agents. None in older logs."""
     kept: dict[str, int] = msgspec.field(default_factory=dict)
     """`TEXT: REASON` of a discovered text that was sent in the app's version → count."""
 
@@ -69,8 +77,13 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
     texts = [text for text in texts_of(episode) if concerns(text)]
     kept = Counter(f"{t.name or t.agent}: {t.reason}" for t in texts if t.reason)
     # choices of one call share its span
-    spans = {call.span_id: call.span for call in episode.calls if call.span is not None}
-    usage, estimated = _usage(spans.values())
+    spans = {
+        (one.attempt_id, call.span_id): call.span
+        for one in (*episode.earlier, episode)
+        for call in one.calls
+        if call.span is not None
+    }
+    usage, estimated, unanswered = _usage(spans.values())
     return Evidence(
         rollout_id=episode.rollout_id,
         task_id=episode.task_id,
@@ -80,11 +93,14 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
         unscored=episode.unscored,
         tokens=sum(map(sum, usage.values())),
         estimated=estimated,
+        unanswered=unanswered,
+        repeated=len(episode.earlier),
         usage={model: used for (model, policy), used in usage.items() if not policy},
         calls=len(episode.calls),
         text="\n".join(_lines(episode, task)),
         asked=sorted({text.name or text.agent for text in texts}),
         applied=sum(text.applied for text in texts),
+        sent=sorted({text.name or text.agent for text in texts if text.applied}),
         kept=dict(kept),
     )
 
@@ -96,30 +112,48 @@ def _is_failure(episode: Episode) -> bool:
     return is_own or app_failed(episode)
 
 
-def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int]], int]:
+def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int]], int, int]:
     """Add up the tokens of calls by model, and count the calls whose tokens are estimated.
 
-    Return (model, whether it is a trained policy) → (tokens sent, tokens received), and the count.
+    Return (model, whether it is a trained policy) → (tokens sent, tokens received), the number of
+    calls that are estimated because their endpoint counted no tokens, and of those that are
+    estimated because the app did not wait for their answer (`_is_unanswered`).
 
-    The tokens are estimated if the endpoint did not count them. Many endpoints do not count the
-    tokens of a stream unless the app asks for it (`stream_options`).
+    Many endpoints do not count the tokens of a stream unless the app asks for it
+    (`stream_options`). An answer that the app did not wait for is taken to have as many tokens as
+    the request allows (`max_tokens`), or none if it names no number.
     """
     totals: dict[tuple[str, bool], tuple[int, int]] = {}
-    estimated = 0
+    estimated = unanswered = 0
     for span in spans:
         counts = [count or 0 for count in c.usage_of(span.attributes)]
         is_policy = c.POLICY in span.attributes
-        if not any(counts) and not is_policy and span.status is not SpanStatus.ERROR:
-            tools = str(span.attributes.get(c.TOOL_DEFINITIONS, ""))
-            sent = _texts(genai_messages.input_messages_of(span.attributes))
+        if not any(counts) and not is_policy:
             received = _texts(genai_messages.output_messages_of(span.attributes))
-            counts = [estimated_tokens(tools + sent), estimated_tokens(received)]
-            estimated += any(counts)
+            is_unanswered = not received and _is_unanswered(span)
+            if span.status is not SpanStatus.ERROR or received or is_unanswered:
+                tools = str(span.attributes.get(c.TOOL_DEFINITIONS, ""))
+                sent = _texts(genai_messages.input_messages_of(span.attributes))
+                counts = [estimated_tokens(tools + sent), estimated_tokens(received)]
+                if is_unanswered:
+                    most = span.attributes.get(c.REQUEST_MAX_TOKENS)
+                    counts[1] = most if isinstance(most, int) else 0
+                    unanswered += 1
+                else:
+                    estimated += any(counts)
         if any(counts):
             key = c.model_of(span.attributes) or "", is_policy
             before = totals.get(key, (0, 0))
             totals[key] = (before[0] + counts[0], before[1] + counts[1])
-    return totals, estimated
+    return totals, estimated, unanswered
+
+
+def _is_unanswered(span: Span) -> bool:
+    """Return whether the app cancelled a call or stopped waiting for it, which may cost money."""
+    names = ("Timeout", "CancelledError")
+    error = str(span.attributes.get(c.ERROR_TYPE, ""))
+    is_cancelled = span.attributes.get(c.CALL_OUTCOME) == CallOutcome.CANCELLED
+    return is_cancelled or any(name in error for name in names)
 
 
 def estimated_tokens(text: str) -> int:

@@ -28,6 +28,28 @@ _INLINE: Final = re.compile(r"<prompt>(.*)</prompt>\W*\Z", re.DOTALL)
 """A text that begins within a line must end the answer: else the tags are only mentioned."""
 _FENCED: Final = re.compile(r"```[^\n`]*\n(.*)```", re.DOTALL)
 
+_FENCE: Final = re.compile(r"```[^\n`]*\n((?:(?!```).)*)```", re.DOTALL)
+"""A text that is one fenced block as a whole."""
+
+_RULES: Final = """\
+It has placeholders that the application fills: {fields}. {new} must have each of them, \
+written in exactly this way; other text in braces is not filled.{doubled}
+"""
+_DOUBLED: Final = " A brace that is not filled is doubled, {{ or }}, and is sent as a single one."
+
+
+def rules_of(template: PromptTemplate, new: str) -> str:
+    """Return what a new text in place of `template` must have; empty without placeholders.
+
+    Args:
+        template: the template.
+        new: what the rules call the new text.
+    """
+    fields = ", ".join(template.fields)
+    is_doubled = template.has_doubled_braces and template.text == template.template
+    doubled = _DOUBLED if is_doubled else ""
+    return _RULES.format(fields=fields, new=new, doubled=doubled) if fields else ""
+
 
 def proposed_text(answer: str, finish_reason: str) -> str:
     """Return the new text that an answer of a reflection model proposes.
@@ -58,6 +80,9 @@ def proposed_template(template: PromptTemplate, answer: str, finish_reason: str)
         Refused: there is no answer.
     """
     text = proposed_text(answer, finish_reason)
+    fence = _FENCE.fullmatch(text)
+    if fence is not None and not _FENCE.fullmatch(template.text.strip()):
+        text = fence[1].strip()
     try:
         changed = template.rewritten(text)
     except ConfigError as error:

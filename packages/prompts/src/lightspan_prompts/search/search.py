@@ -81,6 +81,8 @@ class PromptSearch(Algorithm):
     begun: SelectedPrompts | None = field(init=False, default=None, repr=False)
     """Prompts selected by an earlier search of the run; this search starts from them, without a new
     discovery. None for the first search."""
+    _has_discovered: bool = field(init=False, default=False, repr=False)
+    """Whether this process discovered the app's texts, so that they are not from an older log."""
 
     @abstractmethod
     async def search(self, context: TrainerContext, split: Split) -> SearchResult:
@@ -165,6 +167,7 @@ class PromptSearch(Algorithm):
             prices=self.prices,
             begun=self.begun,
             perfect_reward=self.perfect_reward,
+            has_discovered=self._has_discovered,
             note=context.note,
             record=partial(context.record, KIND),
         )
@@ -194,8 +197,10 @@ class PromptSearch(Algorithm):
         if text := equal_tasks(trainer.tasks):
             trainer.note(text)
         if self.patterns:
-            evaluator = self.make_evaluator(trainer, self.open_log(trainer))
+            log = self.open_log(trainer)
+            evaluator, is_resumed = self.make_evaluator(trainer, log), log.is_replaying
             await evaluator.begin(split.selection, self.patterns, trainer.note)
+            self._has_discovered = not is_resumed
 
     def starts_again(self, before: Mapping[str, Json]) -> bool:
         """Return whether the user has raised a budget since `before`, or lowered one of counts.

@@ -49,7 +49,6 @@ LOSSES: Mapping[str, PolicyLoss | SFTLoss] = {
     "clips": BOTH_CLIPS,
     "no dual clip": PolicyLoss(dual_clip=None),
     "entropy": PolicyLoss(entropy=0.05),
-    "k1": PolicyLoss(kl=0.3, kl_estimator="k1"),
     "k2": PolicyLoss(kl=0.3, kl_estimator="k2"),
     "k3": PolicyLoss(kl=0.3, kl_estimator="k3"),
     "kl entropy": PolicyLoss(kl=0.3, entropy=0.05),
@@ -66,7 +65,7 @@ several calls, whose bounds a loss may need.
 """
 CASES = [
     *((name, "turns", 100_000) for name in ("sft", "clips", "no dual clip", "entropy")),
-    *((name, "turns", 100_000) for name in ("k1", "k2", "k3")),
+    *((name, "turns", 100_000) for name in ("k2", "k3")),
     *((name, "branches", 64) for name in ("sft", "clips", "kl entropy")),
     ("kl entropy", "branches", 100_000),
     *((name, "calls", 16) for name in ("clips", *FORMS)),

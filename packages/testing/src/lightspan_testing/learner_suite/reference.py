@@ -118,7 +118,7 @@ def _clipped(ratio: Tensor, advantage: float, loss: PolicyLoss) -> Tensor:
 
 
 def _kl(x: Tensor, estimator: str) -> Tensor:
-    return {"k1": x, "k2": x**2 / 2, "k3": (-x).exp() - 1 + x}[estimator]
+    return {"k2": x**2 / 2, "k3": (-x).exp() - 1 + x}[estimator]
 
 
 def reference_optimizer(model: Any, settings: Optimizer) -> torch.optim.Optimizer:

@@ -169,6 +169,14 @@ class UpdateTests(LearnerTests):
         assert usage["tokens"] == 6 * sum(sum(row.mask) for row in rows)
         assert usage["cpu_s"] > 0
 
+    def test_the_rate_falls_after_the_warm_up(self, folder: Path, model: Any) -> None:
+        optimizer = Optimizer(learning_rate=1.0e-3, warmup_steps=2, decay_steps=5)
+        learner = self.make_learner({"writer": folder}, optimizer=optimizer)
+        rows = make_rows(model)
+        rates = [learner.update(rows, SFTLoss())["learning_rate"] for _ in range(8)]
+        expected = [5e-4, 1e-3, 8.1e-4, 6.2e-4, 4.3e-4, 2.4e-4, 5e-5, 5e-5]
+        assert rates == pytest.approx(expected)
+
     @pytest.mark.parametrize("name", ["adamw", "muon"])
     def test_supervised_updates_lower_the_loss(self, folder: Path, model: Any, name: Any) -> None:
         optimizer = Optimizer(name=name, learning_rate=1e-3)

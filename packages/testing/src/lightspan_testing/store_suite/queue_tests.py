@@ -85,7 +85,20 @@ class QueueTests(StoreTests):
             await store.enqueue([make_rollout("fine"), make_rollout(task=object())])
         with pytest.raises(DataError, match="ro-1"):
             await store.enqueue([make_rollout(task="\ud800")])
+        with pytest.raises(DataError, match="ro-1"):
+            await store.enqueue([make_rollout(task={"a": [0, {1: 2}]})])
         assert await store.rollouts() == []
+
+    async def test_keys_of_a_task_stay_in_order(self, store: Store) -> None:
+        """A rollout with the same task and another order of keys is the same rollout."""
+        task = {"question": 1, "answer": {"z": 1, "b": [{"y": 1, "a": 2}]}}
+        await store.enqueue([make_rollout(task=task)])
+        await store.enqueue([make_rollout(task={key: task[key] for key in sorted(task)})])
+        [claim] = await store.claim("runner", 1, LEASE_S)
+        [state] = await store.rollouts(["ro-1"])
+        assert repr(claim.rollout.task) == repr(state.rollout.task) == repr(task)
+        with pytest.raises(ConflictError, match="ro-1"):
+            await store.enqueue([make_rollout(task={**task, "question": True})])
 
     async def test_what_an_app_does_to_its_task_stays_there(self, store: Store) -> None:
         task = {"list": [1]}

@@ -23,6 +23,7 @@ from lightspan.errors import (
     UnsupportedError,
 )
 from lightspan.lightning.advantages import BATCH_ESTIMATORS
+from lightspan.lightning.credit import unused_step_rewards
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import (
     callers_of,
@@ -40,6 +41,7 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.model_selection import Splits, overlap_warnings
 from lightspan.training.session import Session
 from lightspan.training.settings import TrainerSettings
+from lightspan_tools.alerts import stray_rewards_text, unused_rewards_text
 from lightspan_tools.dry_run import analysis, memory, report_model as model
 from lightspan_tools.dry_run.analysis import Findings
 
@@ -266,6 +268,7 @@ class DryRun:
             *stops,
             *analysis.failure_warnings(rewards),  # before what may follow from them
             *self._agent_warnings(findings, agents),
+            *self._call_reward_warnings(findings),
             *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
             *analysis.shared_ids(self.tasks),
             *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
@@ -282,7 +285,7 @@ class DryRun:
             group_size=self._group_size,
             rollouts=len(findings.episodes),
             seconds=seconds,
-            warnings=list(dict.fromkeys(warnings)),
+            warnings=list(dict.fromkeys(filter(None, warnings))),
             choices=choices,
             agents=agents,
             uncaptured=uncaptured,
@@ -302,6 +305,14 @@ class DryRun:
             check_computed(findings.coverages)
         except UnsupportedError as error:
             yield f"fit would stop: {error}"
+
+    def _call_reward_warnings(self, findings: Findings) -> Iterator[str]:
+        """Yield warnings about rewards on calls without effect."""
+        yield stray_rewards_text(sum(episode.stray_rewards for episode in findings.episodes))
+        credit = self._algorithm.batch_config.credit
+        pairs = zip(findings.episodes, findings.coverages, strict=True)
+        if self.settings.has_policies:
+            yield unused_rewards_text(sum(unused_step_rewards(*pair, credit) for pair in pairs))
 
     def _agent_warnings(
         self, findings: Findings, agents: Sequence[model.AgentReport]

@@ -29,7 +29,7 @@ from lightspan.schema.genai_messages import (
     dump_json,
     joined_text,
 )
-from lightspan.schema.media import is_media
+from lightspan.schema.media import is_media, is_reference
 from lightspan.schema.validation import check_date
 from lightspan_torch.engine.hub import cannot_load, locate
 
@@ -572,11 +572,6 @@ def _transformers_options() -> frozenset[str]:
     from transformers import PreTrainedTokenizerBase
 
     return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
-
-
-def is_reference(part: Any) -> bool:
-    """Return whether a part of a recorded message is a reference to an image, sound or file."""
-    return isinstance(part, Mapping) and "modality" in part
 
 
 def _plain_call(call: Any, has_text: bool) -> Any:

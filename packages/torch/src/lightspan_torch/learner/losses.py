@@ -213,15 +213,14 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
     """Estimate KL(π‖π_base) from tokens of π (J. Schulman, "Approximating KL divergence", 2020).
 
     With x = log π - log π_base:
-    - k1 = x: unbiased, may be negative. Only for reporting: as a loss, its expected gradient is
-      zero.
-    - k2 = x²/2: biased value; as a loss, its expected gradient is that of the KL divergence.
-    - k3 = exp(-x) - 1 + x: unbiased, never negative.
+    - k2 = x²/2: biased value; as a loss, its expected gradient is that of KL(π‖π_base).
+    - k3 = exp(-x) - 1 + x: unbiased, never negative; as a loss, its expected gradient is that of
+      KL(π_base‖π).
+
+    x itself, called k1, is no loss: its expected gradient is zero.
     """
     x = log_ratio(logprobs, base_logprobs)
     match estimator:
-        case "k1":
-            return x
         case "k2":
             return x.square() / 2
         case "k3":

@@ -562,13 +562,19 @@ class Stepper:
 def rate_factor(settings: Optimizer, steps: int) -> float:
     """Return the factor of the learning rate in the next step, from warm-up and decay.
 
+    The factor rises linearly to 1, which the last step of the warm-up (or the first step) has. Then
+    it falls linearly to `FINAL_FACTOR` within `decay_steps` steps.
+
     Args:
         settings: the optimiser's settings.
         steps: number of steps made before.
     """
-    warmup = min(1.0, (steps + 1) / max(1, settings.warmup_steps))
-    decay = settings.decay_steps
-    return warmup if decay is None else warmup * max(FINAL_FACTOR, 1 - steps / decay)
+    after_peak = steps + 1 - max(1, settings.warmup_steps)
+    if after_peak <= 0:
+        return (steps + 1) / max(1, settings.warmup_steps)
+    if settings.decay_steps is None:
+        return 1.0
+    return 1 - (1 - FINAL_FACTOR) * min(1.0, after_peak / settings.decay_steps)
 
 
 def _hidden_matrices(model: TrainedModel) -> set[str]:

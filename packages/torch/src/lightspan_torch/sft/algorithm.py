@@ -16,10 +16,17 @@ import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.protocol import local_model
-from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
+from lightspan.algorithms.recorded_attempts import (
+    NO_ANSWER,
+    Query,
+    Time,
+    has_answer,
+    reward_bound,
+)
 from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import unknown_agents
 from lightspan.progress import Reporter, default_reporter
 from lightspan.protocols.learner import Learner, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.schema.records import Json
@@ -29,7 +36,7 @@ from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
-from lightspan_torch.sft.chat_dataset import NO_ANSWER, has_answer, load_chats
+from lightspan_torch.sft.chat_dataset import load_chats
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
 
 POLICY = "policy"
@@ -74,8 +81,9 @@ class SFT:
     From a store (`lightspan.record`), each call whose score is at least `min_reward` is imitated:
     prompt, tools and answer. The score of a call is the last feedback or reward on the call, or if
     there is none, on its attempt. Calls are left out that have no score, failed, were truncated, or
-    were recorded after their attempt had ended. So are calls with several answers, and calls of
-    damaged attempts.
+    were recorded after their attempt had ended. So are calls with several answers, calls of damaged
+    attempts, calls of an agent that ended in an error and was then repeated, and calls whose prompt
+    is not whole, because the provider keeps a part of it.
 
     Chats from any source are left out if they are too long for the model or its chat template
     refuses them. Answers are left out that have no text and no tool call, or `"weight": 0` in their
@@ -173,8 +181,10 @@ class SFT:
         checkpoint in `FOLDER.unfinished`.
 
         Args:
-            demonstrations: a list of chats or `Demonstration`s (token ids), or the path of a
-                `.jsonl` file with a chat on each line. A chat is `{"messages": […], "tools": […]}`
+            demonstrations: a list of chats or `Demonstration`s (token ids), a `Dataset` of Hugging
+                Face with a chat in each row, or the path of a `.jsonl` file with a chat on each
+                line. Nulls in a `Dataset`'s tool calls and tools are left out, because Arrow adds
+                them. A chat is `{"messages": […], "tools": […]}`
                 or a list of messages; its last message is the assistant's. An answer may have a
                 `"weight"`, 0 or 1, as in OpenAI's format. None with `from_store`.
             folder: folder for the model, created if necessary.
@@ -189,7 +199,8 @@ class SFT:
             DataError: the file cannot be read, or no demonstration can be imitated. Or a
                 demonstration does not end with the assistant, has an empty prompt or answer, has an
                 `earlier` outside its prompt, or the chat template renders its prompt differently
-                once the answer is there, or the weight of a message is invalid.
+                once the answer is there, or the weight of a message is invalid, or `tools` is no
+                list or has a parameter without a schema. Or `demonstrations` is a table of pandas.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
@@ -202,6 +213,10 @@ class SFT:
 
         if isinstance(demonstrations, str | Path):
             demonstrations = read_jsonl(Path(demonstrations), "demonstrations", "chat")
+        if hasattr(demonstrations, "iloc"):  # pandas, where iteration would yield columns
+            raise DataError("demonstrations is a table: give its rows, data.to_dict('records')")
+        if type(demonstrations).__module__.partition(".")[0] == "datasets":
+            demonstrations = _without_nulls(demonstrations, reporter)
         tokenizer = load_tokenizer(self.model)
         left_out: Counter[str] = Counter()
         if demonstrations is None:
@@ -249,6 +264,10 @@ class SFT:
         left_out.update(stored.left_out)
         prepared, example = self._rendered(stored.chats, tokenizer, left_out, is_strict=False)
         counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
+        patterns = [self.agents] if isinstance(self.agents, str) else self.agents
+        unmatched = [p for p in patterns if not any(matches(p, path) for path in stored.agents)]
+        if unmatched and stored.agents:
+            reporter.line(f"agents=: {unknown_agents(unmatched, sorted(stored.agents))}")
         if not prepared:
             raise DataError(
                 f"store {self.from_store} has no call to imitate with "
@@ -409,8 +428,8 @@ def demonstrations_from(
     """Return the calls of the episodes whose reward is at least `min_reward`, as demonstrations.
 
     A demonstration has the exact token ids of the call. So the model to fine-tune must have the
-    same tokenizer as the model that sampled them. Calls are left out that have no ids, failed, or
-    did not reach the app.
+    same tokenizer as the model that sampled them. Calls are left out that have no ids, failed,
+    did not reach the app, or are in a failed try of an agent (`Episode.retried`).
 
     Args:
         episodes: the episodes.
@@ -428,7 +447,8 @@ def demonstrations_from(
         for call in episode.calls:
             record = call.record
             is_selected = any(matches(pattern, call.agent_path) for pattern in patterns)
-            if not is_selected or record is None or call.outcome is not CallOutcome.OK:
+            is_imitable = call.outcome is CallOutcome.OK and call.key not in episode.retried
+            if not is_selected or record is None or not is_imitable:
                 continue
             if record.prompt and record.response:
                 demonstrations.append(
@@ -579,7 +599,49 @@ def _turn(
 def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     if not isinstance(demo, Mapping) or not isinstance(demo.get("messages"), list):
         raise DataError(f'demonstrations[{index}] must be {{"messages": […]}}, not {demo!r:.200}')
-    return demo["messages"], demo.get("tools")
+    tools = demo.get("tools")
+    if not isinstance(tools, list | None):
+        raise DataError(
+            f"demonstrations[{index}]: tools={tools!r:.100} must be a list, or None for no tools"
+        )
+    for tool in tools or []:
+        part = tool
+        for key in ("function", "parameters", "properties"):
+            part = part.get(key, part) if isinstance(part, Mapping) else None
+        for name, schema in part.items() if isinstance(part, Mapping) else ():
+            if schema is None:
+                raise DataError(
+                    f"demonstrations[{index}]: the tools' parameter {name!r} is null; Arrow adds "
+                    "such nulls to rows of a Dataset: give the Dataset itself, or leave them out"
+                )
+    return demo["messages"], tools
+
+
+def _without_nulls(dataset: Any, reporter: Reporter) -> list[Json]:
+    """Return the rows of a `Dataset` of Hugging Face, without nulls in tool calls and tools.
+
+    A column of structs has the keys of all its rows. Arrow fills those that a row lacks with null,
+    which a chat template would render as arguments and parameters.
+    """
+    rows = list(dataset)
+    kept = [_drop_nulls(row) for row in rows]
+    if kept != rows:
+        reporter.line(
+            "demonstrations: keys of the Dataset's rows whose value is null are left out, because "
+            "Arrow adds them; for a tool argument that is null, give arguments as JSON text"
+        )
+    return kept
+
+
+def _drop_nulls(value: Any) -> Any:
+    """Return a part of a row without the keys whose value is None, except `content`."""
+    if isinstance(value, dict):
+        return {
+            key: _drop_nulls(item)
+            for key, item in value.items()
+            if item is not None or key == "content"
+        }
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:

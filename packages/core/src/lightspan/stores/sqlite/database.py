@@ -73,6 +73,7 @@ class SQLiteDatabase(OpenDatabase, Committer):
         reader = SQLiteReadTables(self._reader_db, clock)
         OpenDatabase.__init__(self, self.tables, self.tables, reader)
         Committer.__init__(self)
+        self._inode = file.inode(path)
         self._writes_in_loop = not power_loss
         self._db_lock = threading.Lock()
         """Lock of the writer's connection, held by the thread that uses it."""
@@ -177,6 +178,8 @@ class SQLiteDatabase(OpenDatabase, Committer):
         """Run and commit the first jobs, as many as fit one transaction; return their results."""
         changes = self._db.total_changes
         try:
+            if file.inode(self._path) != self._inode:  # SQLite would go on with the old file
+                raise StoreError(f"{self._path} was moved or deleted while in use: put it back")
             self.tables.begin()
             answers = run_jobs(jobs)
             self._db.execute("COMMIT")

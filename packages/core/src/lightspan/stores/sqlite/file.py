@@ -176,6 +176,11 @@ def _connect(name: str, *, uri: bool = False) -> sqlite3.Connection:
     )
 
 
+def inode(path: Path) -> int | None:
+    """Return the number that identifies a file; None if there is no file."""
+    return path.stat().st_ino if path.exists() else None
+
+
 def retry_while_busy(function: Callable[[], T], busy_timeout_s: float) -> T:
     """Call `function` until no other process holds the lock that it needs; return its result.
 
