@@ -20,8 +20,8 @@ import nox
 
 sys.path.append(str(Path(__file__).parent))
 from tests.packaging import environments as envs
-from tests.packaging.releasing import build_packages, not_releasable, smoke_apart
-from tests.packaging.running import ISOLATED, RESULTS, TESTING, run_benchmark, run_pytest
+from tests.packaging.releasing import build_packages, release_packages
+from tests.packaging.running import ISOLATED, RESULTS, run_benchmark, run_pytest
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "virtualenv"
@@ -136,26 +136,7 @@ def release(session: nox.Session) -> None:
 
     Uploading needs the release's commit: tagged with the version, unchanged, with its CHANGELOG.
     """
-    uploads, lacking = session.posargs == ["--upload"], not_releasable(ROOT)
-    if session.posargs and not uploads:
-        session.error(f"{' '.join(session.posargs)}: the only argument is --upload")
-    if uploads and lacking:
-        session.error(f"nothing is uploaded: {lacking}")
-    ours = ["packages/core", "packages/otel"]
-    envs.install(session, *envs.PINS, "build", "hatchling", "twine", *envs.PYTEST, ours=ours)
-    dist = ROOT / "dist"
-    build_packages(session, envs.PACKAGES, dist)
-    files = [str(path.relative_to(ROOT)) for path in sorted(dist.iterdir())]
-    session.run("twine", "check", "--strict", *files)
-    session.run("python", "-m", "pytest", BUILT, env={**TESTING, "LIGHTSPAN_DIST": str(dist)})
-    for name in envs.PACKAGES:
-        pins = name if name in envs.ADAPTERS else "core"
-        smoke_apart(session, envs.requirement_of(f"packages/{name}"), pins, dist)
-    if uploads:
-        session.run("twine", "upload", *files)
-    else:
-        session.log("Not uploaded; it would be: twine upload %s", " ".join(files))
-        session.log("Releasable: %s", lacking or "yes")
+    release_packages(session, BUILT)
 
 
 @nox.session
@@ -308,6 +289,16 @@ def tests_phoenix(session: nox.Session) -> None:
     session.install("-r", "constraints/phoenix.txt")
     session.env["PHOENIX_COMMAND"] = str(Path(session.bin) / "phoenix")
     run_pytest(session, "tests/phoenix_server", environment="learning", writes_result=True)
+
+
+@nox.session(default=False)
+def ui(session: nox.Session) -> None:
+    """Compile the web page, and look at it and at the documentation in Debian's Chromium."""
+    ours = [*envs.HARNESS, "packages/core", "packages/tools", "packages/ui"]
+    envs.install(session, *envs.PINS, *envs.GROUPS["ui"], *envs.PYTEST, ours=ours)
+    session.run("python", "packages/ui/web/build.py", "--check")
+    browser = ["playwright", "axe_playwright_python"]
+    run_pytest(session, "tests/ui", expected=browser, writes_result=True)
 
 
 @nox.session(default=False)

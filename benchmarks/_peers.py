@@ -129,6 +129,8 @@ PEERS: Final[Mapping[str, Peer]] = {
         ),
         ours=(CORE, GATEWAY, OPENAI_AGENTS),
     ),
+    "mlflow-3.17.2": Peer(("mlflow==3.17.2",)),
+    "phoenix-20.26.1": Peer(("arize-phoenix==20.26.1",)),
     # On Linux an index may give a torch with CUDA, which is run on the CPU all the same.
     "trl-1.16.0": Peer(
         (

@@ -10,7 +10,39 @@ from pathlib import Path
 
 import nox
 
+from tests.packaging import environments as envs
+from tests.packaging.running import TESTING
+
 SMOKE = Path(__file__).with_name("smoke.py")
+
+
+def release_packages(session: nox.Session, tests: str) -> None:
+    """Build all packages into dist/, check them, and upload them if the session is told to.
+
+    Args:
+        session: the nox session.
+        tests: test file that checks the built packages.
+    """
+    uploads, lacking = session.posargs == ["--upload"], not_releasable(envs.ROOT)
+    if session.posargs and not uploads:
+        session.error(f"{' '.join(session.posargs)}: the only argument is --upload")
+    if uploads and lacking:
+        session.error(f"nothing is uploaded: {lacking}")
+    ours = ["packages/core", "packages/otel"]
+    envs.install(session, *envs.PINS, "build", "hatchling", "twine", *envs.PYTEST, ours=ours)
+    dist = envs.ROOT / "dist"
+    build_packages(session, envs.PACKAGES, dist)
+    files = [str(path.relative_to(envs.ROOT)) for path in sorted(dist.iterdir())]
+    session.run("twine", "check", "--strict", *files)
+    session.run("python", "-m", "pytest", tests, env={**TESTING, "LIGHTSPAN_DIST": str(dist)})
+    for name in envs.PACKAGES:
+        pins = name if name in envs.ADAPTERS else "core"
+        smoke_apart(session, envs.requirement_of(f"packages/{name}"), pins, dist)
+    if uploads:
+        session.run("twine", "upload", *files)
+    else:
+        session.log("Not uploaded; it would be: twine upload %s", " ".join(files))
+        session.log("Releasable: %s", lacking or "yes")
 
 
 def build_packages(session: nox.Session, names: Iterable[str], dist: Path) -> list[Path]:

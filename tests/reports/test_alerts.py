@@ -19,6 +19,7 @@ from lightspan_tools.alerts import (
     Alert,
     AlertMonitor,
     few_tasks_notes,
+    latest_step_fails,
     print_alerts,
     update_notes,
 )
@@ -318,3 +319,25 @@ def test_fit_shows_an_alert_and_inspect_shows_it_again(
     text = "no group varied in the latest 1 step: in each of 24 the rollouts had equal rewards"
     assert [said for said in lines.texts if said.startswith(f"step 1: warning: {text}")]
     assert f"\nwarning, step 1: {text}" in inspect_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("failed", "rollouts", "text"),
+    [
+        (16, 16, "16 of 16 rollouts failed in step 2"),
+        (1, 20, "1 of 20 rollouts failed in step 2"),
+        (1, 21, ""),
+        (0, 0, ""),
+    ],
+)
+def test_the_latest_step_failed(failed: int, rollouts: int, text: str) -> None:
+    first = line(1, [[0.0, 1.0]], failed=4, rollouts=4)
+    latest = line(2, [[0.0, 1.0]], failed=failed, rollouts=rollouts)
+    alert = latest_step_fails([first, latest, {"kind": "eval", "step": 2}])
+    assert (alert.text if alert else "") == text
+    alert = latest_step_fails([first, latest], "TimeoutError:\n  600 s" + "!" * 1000)
+    if text:
+        assert alert is not None
+        assert alert.text.startswith(f"{text}, for example TimeoutError: 600 s!!!")
+        assert len(alert.text) < 400
+    assert latest_step_fails([]) is None

@@ -152,6 +152,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "ray": ("cluster",),
     "tools": ("tools",),
     "train": ("gateway", "tools", "torch"),
+    "ui": ("gateway", "tools", "ui"),
     "verl": ("gateway", "tools", "torch", "verl"),
     "vllm": ("gateway", "tools", "torch", "vllm"),
 }

@@ -47,6 +47,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
         "import": "otel",
         "serve": "http",
+        "ui": "ui",
     },
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
@@ -76,10 +77,8 @@ def installed_plugins(kind: str) -> dict[str, EntryPoint]:
 
     Of several with the same name, the first is returned.
     """
-    points: dict[str, EntryPoint] = {}
-    for point in entry_points(group=f"lightspan.{kind}"):
-        points.setdefault(point.name, point)
-    return dict(sorted(points.items()))
+    points = reversed(tuple(entry_points(group=f"lightspan.{kind}")))
+    return dict(sorted({point.name: point for point in points}.items()))
 
 
 def load_plugin(kind: str, name: str) -> Any:

@@ -120,11 +120,8 @@ def default_reporter() -> Reporter:
 
 def describe(values: dict[str, float | str]) -> str:
     """Return `values` as text, such as `reward 0.61  tokens/s 1810`."""
-    return "  ".join(f"{_name(key)} {_value(value)}" for key, value in values.items())
-
-
-def _name(key: str) -> str:
-    return key.replace("_per_", "/").replace("_", " ")
+    names = {name: name.replace("_per_", "/").replace("_", " ") for name in values}
+    return "  ".join(f"{names[name]} {_value(value)}" for name, value in values.items())
 
 
 def _value(value: float | str) -> str:

@@ -84,6 +84,9 @@ class Trainer:
         gateway: address of this machine on which the gateway listens, `"HOST"` or `"HOST:PORT"`. If
             the store's server is on another machine, it must be able to reach the address. None: a
             loopback address.
+        ui: whether to serve a web page about the run while it trains (`lightspan ui`), at port
+            8765 of this machine; a number is another port. A process of its own serves it, which
+            cannot harm the run and ends with it.
 
     Raises:
         ConfigError: an option is invalid.

@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
 from lightspan.errors import ConfigError
 from lightspan_gateway.limits import ServerLimits
@@ -56,13 +57,19 @@ class HttpServer(ABC):
     def _routes(self) -> Sequence[web.AbstractRouteDef]:
         """Return the routes that the server answers."""
 
+    def _middlewares(self) -> Sequence[Middleware]:
+        """Return functions that wrap the handler of every request, the outermost first."""
+        return ()
+
     async def start(self) -> None:
         """Listen on the port.
 
         Raises:
             ConfigError: the port is not available.
         """
-        app = web.Application(client_max_size=self._limits.max_body_bytes)
+        app = web.Application(
+            client_max_size=self._limits.max_body_bytes, middlewares=self._middlewares()
+        )
         app.add_routes(self._routes())
         runner = web.AppRunner(
             app,

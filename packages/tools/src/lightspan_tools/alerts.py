@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,6 +57,44 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class _Windows:
+    """The lines that a check compares, and the best of their windows before the latest one.
+
+    Only the new window is compared when a line is added, so that a long run costs no more per step.
+
+    Args:
+        is_compared: returns whether a line is compared.
+        rating: returns a number of a window; the window with the highest is the best, the first of
+            equally good ones.
+    """
+
+    def __init__(
+        self, is_compared: Callable[[Line], bool], rating: Callable[[Sequence[Line]], float]
+    ) -> None:
+        self._is_compared, self._rating = is_compared, rating
+        self._highest = -math.inf
+        self.lines: list[Line] = []
+        """The lines that are compared."""
+        self.best: Sequence[Line] = ()
+        """The best window; empty while there are too few lines."""
+
+    @property
+    def latest(self) -> Sequence[Line]:
+        """The latest window."""
+        return self.lines[-WINDOW:]
+
+    def add(self, line: Line) -> None:
+        """Add a line."""
+        if not self._is_compared(line):
+            return
+        self.lines.append(line)
+        if len(self.lines) >= 2 * WINDOW:
+            window = self.lines[-2 * WINDOW : -WINDOW]
+            rating = self._rating(window)
+            if not self.best or rating > self._highest:
+                self.best, self._highest = window, rating
+
+
 class AlertMonitor:
     """Check a training after every step and every evaluation on held-out tasks.
 
@@ -65,6 +103,7 @@ class AlertMonitor:
 
     def __init__(self) -> None:
         self._train: list[Line] = []
+        self._rewards, self._failures = _reward_windows(), _failure_windows()
         self._evaluations: list[Evaluation] = []
         self._names: set[str] = set()
         self.lines: list[Line] = []
@@ -72,10 +111,11 @@ class AlertMonitor:
 
     def step(self, line: Line) -> list[Alert]:
         """Add the metrics of a training step, and return the new alerts."""
-        self._train.append({name: value for name, value in line.items() if value is not None})
+        finite = {name: value for name, value in line.items() if value is not None}
+        self._train.append(finite)
+        self._rewards.add(finite)
+        self._failures.add(finite)
         checks = (
-            reward_falls,
-            failures_rise,
             no_group_varies,
             entropy_collapses,
             policy_stays,
@@ -83,7 +123,12 @@ class AlertMonitor:
             rewards_are_stray,
             call_rewards_are_unused,
         )
-        return self._new({check.__name__: check(self._train) for check in checks}, line["step"])
+        texts = {
+            "reward_falls": _reward_falls(self._rewards),
+            "failures_rise": _failures_rise(self._failures),
+            **{check.__name__: check(self._train) for check in checks},
+        }
+        return self._new(texts, line["step"])
 
     def evaluated(self, evaluation: Evaluation) -> list[Alert]:
         """Add the result of an evaluation on held-out tasks, and return the new alerts."""
@@ -116,6 +161,42 @@ class AlertMonitor:
         return [Alert(name=name, step=step, text=text) for name, text in new.items()]
 
 
+def run_alerts(
+    metrics: Sequence[Line], evaluations: Sequence[Evaluation], failure: str
+) -> list[Alert]:
+    """Return all alerts of a run, and at last one if its latest training step failed.
+
+    Args:
+        metrics: lines of the run's metrics.
+        evaluations: evaluations of the run.
+        failure: message of a rollout that failed; empty if none is known.
+    """
+    latest = latest_step_fails(metrics, failure)
+    alerts = AlertMonitor().read(metrics, evaluations)
+    return alerts if latest is None else [*alerts, latest]
+
+
+def latest_step_fails(metrics: Sequence[Line], failure: str = "") -> Alert | None:
+    """Return an alert if the app failed in many rollouts of the latest training step; else None.
+
+    Other than the alerts of `AlertMonitor`, it is gone once a later step succeeds.
+
+    Args:
+        metrics: lines of the run's metrics.
+        failure: message of a rollout that failed; empty if none is known.
+    """
+    line = next((each for each in reversed(metrics) if each["kind"] == "train"), {})
+    failed, count = int(line.get("failed") or 0), int(line.get("rollouts") or 0)
+    if not failed or failed < FAILURE_WARNING * count:
+        return None
+    example = f", for example {' '.join(failure.split())[:MAX_MESSAGE]}" if failure else ""
+    text = f"{failed} of {plural(count, 'rollout')} failed in step {line['step']}{example}"
+    return Alert(name=STEP_FAILS, step=line["step"], text=text)
+
+
+STEP_FAILS: Final = "latest_step_fails"
+MAX_MESSAGE: Final = 300
+"""Maximum characters of the message of a failed rollout in an alert."""
 PAGE: Final = "docs/troubleshooting.md"
 """The page that explains the warnings."""
 
@@ -230,11 +311,17 @@ def reward_falls(train: Sequence[Line]) -> str:
 
     Return "" if there is no alert.
     """
-    lines = [line for line in train if "reward" in line and "reward_se" in line]
-    if len(lines) < 2 * WINDOW:
+    return _reward_falls(_filled(_reward_windows(), train))
+
+
+def _reward_windows() -> _Windows:
+    return _Windows(lambda line: "reward" in line and "reward_se" in line, _reward)
+
+
+def _reward_falls(windows: _Windows) -> str:
+    best, latest = windows.best, windows.latest
+    if not best:
         return ""
-    latest = lines[-WINDOW:]
-    best = max(_windows(lines[:-WINDOW]), key=_reward)
     error = math.sqrt(math.fsum(line["reward_se"] ** 2 for line in [*best, *latest])) / WINDOW
     groups = sum(line.get("batch/groups", 0) for line in latest)
     if groups < MIN_FALL_GROUPS or not _reward(best) - _reward(latest) > MIN_FALL_SE * error:
@@ -243,7 +330,7 @@ def reward_falls(train: Sequence[Line]) -> str:
         f"the training reward is falling: {_reward(best):.3f} in steps {best[0]['step']} to "
         f"{best[-1]['step']}, {_reward(latest):.3f} in steps {latest[0]['step']} to "
         f"{latest[-1]['step']} (standard error of the difference {error:.3f}). Lower learning_rate"
-        f"{_rate(train)}, or hold the policy near its start with loss=PolicyLoss(kl=0.02)"
+        f"{_rate(windows.lines)}, or hold the policy near its start with loss=PolicyLoss(kl=0.02)"
     )
 
 
@@ -289,11 +376,20 @@ def failures_rise(train: Sequence[Line]) -> str:
 
     Rollouts of the same task often fail together. So the standard error counts each task once.
     """
-    lines = [line for line in train if line.get("rollouts") and "failed" in line]
-    if len(lines) < 2 * WINDOW:
+    return _failures_rise(_filled(_failure_windows(), train))
+
+
+def _failure_windows() -> _Windows:
+    return _Windows(
+        lambda line: bool(line.get("rollouts")) and "failed" in line,
+        lambda window: -_failure_rate(window),
+    )
+
+
+def _failures_rise(windows: _Windows) -> str:
+    best, latest = windows.best, windows.latest
+    if not best:
         return ""
-    latest = lines[-WINDOW:]
-    best = min(_windows(lines[:-WINDOW]), key=_failure_rate)
     before, now = _failure_rate(best), _failure_rate(latest)
     sizes = [sum(x.get("batch/groups", x["rollouts"]) for x in part) for part in (best, latest)]
     if not _rises(before, now, *sizes):
@@ -360,10 +456,10 @@ def entropy_collapses(train: Sequence[Line]) -> str:
 
     There is no alert if the reward has risen at the same time.
     """
-    lines = [line for line in train if "learner/entropy" in line and "reward" in line]
-    if len(lines) < 2 * WINDOW:
+    names = ("learner/entropy", "reward")
+    first, latest = _having(train, names, WINDOW), _having(reversed(train), names, WINDOW)
+    if len(_having(train, names, 2 * WINDOW)) < 2 * WINDOW:
         return ""
-    first, latest = lines[:WINDOW], lines[-WINDOW:]
     before, now = _mean(first, "learner/entropy"), _mean(latest, "learner/entropy")
     if now >= MIN_ENTROPY * before or _reward(latest) > _reward(first):
         return ""
@@ -429,7 +525,7 @@ def policy_stays(train: Sequence[Line]) -> str:
 
     There is no alert while the learning rate still rises.
     """
-    lines = [line for line in train if "learner/approx_kl" in line][-MIN_UPDATES:]
+    lines = _having(reversed(train), ("learner/approx_kl",), MIN_UPDATES)[::-1]
     rates = [line.get("learner/learning_rate", 0.0) for line in lines]
     if len(lines) < MIN_UPDATES or rates[-1] > rates[0]:
         return ""
@@ -442,8 +538,15 @@ def policy_stays(train: Sequence[Line]) -> str:
     )
 
 
-def _windows(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
-    return (lines[start : start + WINDOW] for start in range(len(lines) - WINDOW + 1))
+def _filled(windows: _Windows, train: Sequence[Line]) -> _Windows:
+    for line in train:
+        windows.add(line)
+    return windows
+
+
+def _having(lines: Iterable[Line], names: Sequence[str], count: int) -> list[Line]:
+    """Return the first `count` lines that have all names."""
+    return [*islice((line for line in lines if all(name in line for name in names)), count)]
 
 
 def _mean(lines: Sequence[Line], name: str) -> float:

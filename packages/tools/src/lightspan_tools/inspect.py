@@ -27,14 +27,21 @@ from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import SILENT
 from lightspan.training.rewards import OWN
-from lightspan_tools.alerts import AlertMonitor
+from lightspan_tools.alerts import latest_step_fails, run_alerts
 from lightspan_tools.inspect_report import (
     call_reports,
     rollout_report,
     run_report,
     store_report,
 )
-from lightspan_tools.overview import Overview, production_overview, run_overview, status_of
+from lightspan_tools.overview import (
+    Overview,
+    newest_failure,
+    production_overview,
+    pruned_text,
+    run_overview,
+    status_of,
+)
 from lightspan_tools.pagination import Page, table_lines
 from lightspan_tools.rollout_view import (
     RolloutView,
@@ -185,7 +192,10 @@ async def _read_run(
         run_id = config.get("run_id")
         reader = ViewReader(run, store, config, trained_rewards(run, config))
         if rollout_id is None:
-            return await run_overview(reader, store, run_id, page)
+            overview = await run_overview(reader, store, run_id, page)
+            if latest_step_fails(run.metrics()) is not None:
+                overview.failure = await newest_failure(store, run_id)
+            return overview
         return await _read_rollout(reader, store, run_id, rollout_id)
 
 
@@ -228,11 +238,12 @@ def _run_lines(
     model, optimize = config.get("model"), config.get("optimize")
     yield f"{run.path}: {config.get('algorithm')}{f' on {model}' if model else ''}"
     yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
-    yield from _progress_lines(run, config)
+    yield from _progress_lines(run, config, overview.failure)
     yield from _prompt_lines(run)
     scope = overview.scope
     yield f"{len(overview.rows)} rollouts; calls by agent{scope}: {_counted(overview.agents)}"
-    yield from _pruned_lines(run, overview)
+    if pruned := pruned_text(run.metrics(), overview.first_trained_step):
+        yield pruned
     yield f"coverage of calls{scope}: {_counted(overview.calls)}"
     yield from _scope_lines(overview)
     for name in reward_names(run):
@@ -246,21 +257,14 @@ def _run_lines(
     yield from table_lines(overview.rows, page, "rollout", "mode   step  ", "trained  ")
 
 
-def _pruned_lines(run: RunFolder, overview: Overview) -> Iterator[str]:
-    """Report the training steps whose rollouts are no longer stored (see `lightspan prune`)."""
-    lines = [line for line in run.metrics() if line.get("kind") == "train"]
-    steps = {int(line["step"]) for line in lines if line.get("rollouts")}
-    first = overview.first_trained_step
-    pruned = {step for step in steps if first is None or step < first}
-    if pruned:
-        yield (
-            f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as "
-            "after lightspan prune"
-        )
+def _progress_lines(run: RunFolder, config: Mapping[str, Any], failure: str) -> Iterator[str]:
+    """Describe the evaluations, the alerts, and the step whose weights are kept as the best.
 
-
-def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the evaluations, the alerts, and the step whose weights are kept as the best."""
+    Args:
+        run: folder of the run.
+        config: settings of the run.
+        failure: message of a rollout that failed; empty if none is known.
+    """
     metrics = run.metrics()
     for line in metrics:
         split = _SPLITS.get(line.get("kind", ""))
@@ -279,7 +283,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
-    for alert in AlertMonitor().read(metrics, run.evaluations()):
+    for alert in run_alerts(metrics, run.evaluations(), failure):
         yield f"warning, step {alert.step}: {alert.text}"
 
 

@@ -15,7 +15,7 @@ from lightspan.schema import genai_messages
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Attributes
 from lightspan.training.folder import RunFolder
-from lightspan_tools.alerts import AlertMonitor
+from lightspan_tools.alerts import run_alerts
 from lightspan_tools.overview import Overview
 from lightspan_tools.pagination import Columns, Page, matching_rows, shown_rows
 from lightspan_tools.rollout_view import RolloutView, reward_names
@@ -157,7 +157,7 @@ def run_report(
 ) -> RunReport:
     """Return the report of a run."""
     metrics = run.metrics()
-    alerts = AlertMonitor().read(metrics, run.evaluations())
+    alerts = run_alerts(metrics, run.evaluations(), overview.failure)
     return RunReport(
         folder=str(run.path),
         config=dict(config),

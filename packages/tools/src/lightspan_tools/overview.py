@@ -8,10 +8,10 @@ in parts of `PART` rollouts, so the memory does not depend on their number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -57,6 +57,8 @@ class Overview:
     """Number of rollouts of trainings in a store of production."""
     url: str = ""
     """URL of a store of production, without its password."""
+    failure: str = ""
+    """Message of the newest failed rollout of training; empty unless the latest step failed."""
     first_trained_step: int | None = None
     """First step of which the store has rollouts of training; None if it has none."""
 
@@ -99,6 +101,24 @@ async def run_overview(
             full[row.row_id] = row
     overview.rows = _merged(rows, full)
     return overview
+
+
+async def newest_failure(store: Store, run_id: str | None) -> str:
+    """Return the message of the newest failed rollout of a run's training; empty if there is none.
+
+    Rollouts are read in parts until one that failed is found.
+    """
+    before = None
+    while True:
+        page = await store.summaries(
+            run_id, mode=Mode.TRAIN, newest=True, before=before, limit=PART
+        )
+        for row in page.rows:
+            if row.status is RolloutStatus.FAILED and row.message:
+                return row.message
+        if len(page.rows) < PART:
+            return ""
+        before = page.rows[-1].position
 
 
 async def production_overview(store: Store, query: Query, page: Page) -> Overview:
@@ -227,3 +247,21 @@ def seconds_of(episode: Episode) -> float:
     if not spans:
         return 0.0
     return (max(span.end_ns for span in spans) - min(span.start_ns for span in spans)) / 1e9
+
+
+def pruned_text(lines: Sequence[Mapping[str, Any]], first: int | None) -> str:
+    """Return which steps' rollouts are no longer stored (see `lightspan prune`); empty if all are.
+
+    Args:
+        lines: lines of the run's metrics.
+        first: first step with stored rollouts of training; None if there is none.
+    """
+    train = (line for line in lines if line.get("kind") == "train")
+    steps = {int(line["step"]) for line in train if line.get("rollouts")}
+    pruned = {step for step in steps if first is None or step < first}
+    if not pruned:
+        return ""
+    return (
+        f"rollouts of steps {min(pruned)} to {max(pruned)} are no longer in the store, as after "
+        "lightspan prune"
+    )

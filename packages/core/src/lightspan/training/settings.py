@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from lightspan.algorithms.protocol import Algorithm
-from lightspan.errors import ConfigError
-from lightspan.plugins import load_plugin
+from lightspan.errors import ConfigError, how_to_install
+from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.progress import Reporter, default_reporter, plural
 from lightspan.protocols.engine import EngineSpec, TokenEngine
 from lightspan.protocols.learner import Learner, LearnerSpec
@@ -83,6 +83,7 @@ class TrainerSettings:
     patience_s: float = 3600.0
     reward: Scorer | Callable[..., Any] | str | None = None
     gateway: str | None = None
+    ui: bool | int = False
 
     def __post_init__(self) -> None:
         for name, minimum in _MIN_VALUES.items():
@@ -114,9 +115,16 @@ class TrainerSettings:
             self.learner_spec.check(self.device)
         if self.reward is not None:
             object.__setattr__(self, "reward", as_scorer(self.reward))
-        object.__setattr__(self, "sinks", checked_sinks(self.sinks))
+        object.__setattr__(self, "sinks", (*checked_sinks(self.sinks), *self._page()))
         if self.store is not None:  # without its password, which must not be shown or written
             object.__setattr__(self, "store", public_url(self.store))
+
+    def _page(self) -> list[MetricSink]:
+        """Return the sink that serves the page of the run; none if `ui` is False."""
+        if (is_missing := "ui" not in installed_plugins("sinks")) and self.ui is not False:
+            self.progress.line(f"ui={self.ui}: no page is shown without {how_to_install('ui')}")
+        is_shown = self.ui is not False and not is_missing
+        return [load_plugin("sinks", "ui")(self.ui, self.progress.line)] if is_shown else []
 
     @cached_property
     def engine_spec(self) -> EngineSpec | None:

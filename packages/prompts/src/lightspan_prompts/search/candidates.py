@@ -338,11 +338,19 @@ def read_searches(run: Path) -> dict[str, SearchResult]:
     Raises:
         ConfigError: a file is damaged.
     """
+    results = {name: read_found(place) for name, place in search_places(run).items()}
+    return {name: result for name, result in results.items() if result is not None}
+
+
+def search_places(run: Path) -> dict[str, Path]:
+    """Return the folders of a run's searches, by the keys of `read_searches`.
+
+    The folder of a single search is that of the run.
+    """
     places = {"": run}
     for folder in sorted((run / JOURNAL).glob("step-*")):
         places["-".join(folder.name.split("-")[:2])] = folder
-    results = {name: read_found(place) for name, place in places.items()}
-    return {name: result for name, result in results.items() if result is not None}
+    return places
 
 
 def read_found(run: Path) -> SearchResult | None:

@@ -72,7 +72,8 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
 
 Entry = Evaluation | Reflection | Survey
 E = TypeVar("E", Evaluation, Reflection, Survey)
-_LINE: Any = Header | Evaluation | Reflection | Survey
+LINE: Any = Header | Evaluation | Reflection | Survey
+"""A line of the log."""
 _REMEDY = "delete it and all lines that follow, which are then done again"
 
 
@@ -92,7 +93,7 @@ class SearchLog:
     def __init__(self, path: Path, library: str) -> None:
         self.path = path
         header = Header(library=library)
-        entries: list[Header | Entry] = read(path, _LINE, _REMEDY)
+        entries: list[Header | Entry] = read(path, LINE, _REMEDY)
         self._entries = [entry for entry in entries if not isinstance(entry, Header)]
         self._place = 0
         if entries and entries[0] != header:

@@ -1,0 +1,118 @@
+// Ask the server, and ask again when it says that something changed.
+
+import { useEffect, useRef, useState } from "./vendor/hooks.js";
+import type { Problem } from "./api.js";
+
+const ROOT = "/api/v1";
+const SETTLE_MS = 250;
+
+/** Answer to a question to the server. `data` stays while a newer answer is awaited. */
+export interface Asked<T> {
+  data: T | null;
+  error: string;
+  isLoading: boolean;
+  reload: () => void;
+}
+
+interface Change {
+  place: string;
+}
+
+const changes = new EventTarget();
+let source: EventSource | null = null;
+
+/** Listen to the server while the page is visible: a browser allows six connections per host, so
+ * that hidden pages must not hold any. */
+function listen(): void {
+  if (document.hidden) {
+    source?.close();
+    source = null;
+    return;
+  }
+  if (source) return;
+  source = new EventSource(`${ROOT}/events`);
+  source.addEventListener("change", (event) => {
+    const change = JSON.parse((event as MessageEvent<string>).data) as Change;
+    changes.dispatchEvent(new CustomEvent("change", { detail: change.place }));
+  });
+  source.onopen = () => changes.dispatchEvent(new CustomEvent("change", { detail: "" }));
+}
+
+/** Start to follow changes on the server. */
+export function followChanges(): void {
+  document.addEventListener("visibilitychange", listen);
+  listen();
+}
+
+async function answer<T>(response: Response): Promise<T> {
+  if (response.ok) return (await response.json()) as T;
+  let reason = `${response.status} ${response.statusText}`;
+  try {
+    reason = ((await response.json()) as Problem).error || reason;
+  } catch {
+    // not an answer of the API, such as one of a proxy
+  }
+  throw new Error(reason);
+}
+
+/** Return the answer to a GET request.
+ *
+ * @param address path and query below `/api/v1`; null asks nothing
+ * @param place `runs/NAME` or `stores/NAME`, whose changes ask again; "*" for any; "" for none
+ */
+export function useApi<T>(address: string | null, place = ""): Asked<T> {
+  const [state, setState] = useState<{ of: string | null; data: T | null; error: string }>({
+    of: null,
+    data: null,
+    error: "",
+  });
+  const [round, setRound] = useState(0);
+  const reload = () => setRound((n) => n + 1);
+  useEffect(() => {
+    if (address === null) return undefined;
+    const stop = new AbortController();
+    fetch(ROOT + address, { signal: stop.signal, headers: { Accept: "application/json" } })
+      .then((response) => answer<T>(response))
+      .then((data) => setState({ of: address, data, error: "" }))
+      .catch((error: unknown) => {
+        if (stop.signal.aborted) return;
+        const text = error instanceof TypeError ? "no connection to lightspan ui" : String((error as Error).message);
+        // an error of another question must not show the answer to the earlier one
+        setState((old) => ({ of: address, data: old.of === address ? old.data : null, error: text }));
+      });
+    return () => stop.abort();
+  }, [address, round]);
+  useChanges(place, reload);
+  return { data: state.data, error: state.error, isLoading: state.of !== address, reload };
+}
+
+/** Call `act` when a place changed, soon after the last of several changes. */
+function useChanges(place: string, act: () => void): void {
+  const latest = useRef(act);
+  latest.current = act;
+  useEffect(() => {
+    if (!place) return undefined;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const changed = (event: Event) => {
+      const name = (event as CustomEvent<string>).detail;
+      if (name && place !== "*" && place !== name) return;
+      clearTimeout(timer);
+      timer = setTimeout(() => latest.current(), SETTLE_MS);
+    };
+    changes.addEventListener("change", changed);
+    return () => {
+      clearTimeout(timer);
+      changes.removeEventListener("change", changed);
+    };
+  }, [place]);
+}
+
+/** Send JSON to the server and return its answer; throws an `Error` with the reason. */
+export async function post<T>(address: string, body: unknown): Promise<T> {
+  const response = await fetch(ROOT + address, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", Accept: "application/json" },
+    body: JSON.stringify(body),
+  });
+  return answer<T>(response);
+}

@@ -1,0 +1,63 @@
+"""Tests of the program and the command by which the web page trains on what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightspan_ui.views as v
+from lightspan.cli import main
+from lightspan.production.feedback import feedback
+from packages.ui.tests.recorded import make_production_store, make_run
+from packages.ui.tests.ui_client import serving
+
+
+async def export_of(place: str | Path, path: str, **query: Any) -> v.Export:
+    async with serving(place) as client:
+        return await client.get(f"{path}/export", v.Export, **query)
+
+
+@pytest.mark.slow
+def test_what_was_rated_is_fine_tuned(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = asyncio.run(make_production_store(tmp_path / "app.db", 4))
+    for name, reward in (("at-ro-0", 0.9), ("at-ro-1", 0.2), ("at-ro-3", 0.8)):
+        feedback(name, reward, store=url)
+    query: dict[str, Any] = {"reward_min": 0.5, "agent": "router/*", "service": "support"}
+    query["since"] = "2001-01-01"
+    export = asyncio.run(export_of(url, "/stores/app", **query))
+    assert (export.attempts, export.calls) == (0, 0)  # the recordings are of 1970
+    query["since"] = "1970-01-01T00:00:00+00:00"
+    export = asyncio.run(export_of(url, "/stores/app", **query))
+    assert (export.attempts, export.calls) == (2, 2)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(export.command)[1:]) == 0
+    chats = [json.loads(line) for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
+    assert len(chats) == export.calls
+    exec(export.program.replace("MODEL", str(tiny)), {})
+    assert (tmp_path / "runs" / "sft" / "tokenizer.json").exists()
+    assert "2 calls of" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_a_run_sampled_is_fine_tuned(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(make_run(tmp_path / "a run", steps=3))
+    place, query = tmp_path / "a run", {"reward_min": 0.5, "agent": "writer"}
+    export = asyncio.run(export_of(place, "/runs/a%20run", **query, status="lost"))
+    assert (export.attempts, export.calls) == (3, 3)  # the program has no such filter
+    assert export.note.endswith("has such a filter: status")
+    export = asyncio.run(export_of(place, "/runs/a%20run", **query))
+    assert (export.attempts, export.calls) == (3, 3)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(export.command)[1:]) == 0
+    assert len((tmp_path / "chats.jsonl").read_text().splitlines()) == export.calls
+    exec(export.program.replace("MODEL", str(tiny)), {})
+    assert (tmp_path / "runs" / "sft").is_dir()
