@@ -46,7 +46,10 @@ class Client(NamedTuple):
     """Change of the app that would make the client's calls trainable."""
 
     def attributes(self) -> dict[str, Any]:
-        """Return span attributes that describe the client, with only host and port of its URL."""
+        """Return span attributes that describe the client, with only host and port of its URL.
+
+        A host or port that the URL does not have is None, which `clean_attributes` leaves out.
+        """
         if not self.name:
             return {}
         attributes: dict[str, Any] = {semconv.CLIENT: self.name, semconv.CLIENT_FIX: self.fix}
