@@ -247,6 +247,11 @@ function Coverage(props: { detail: RunDetail; name: string }) {
   );
 }
 
+/** Say whether an agent learns; in a search for prompts all others are only recorded. */
+function roleOf(agent: AgentCoverage): string {
+  return agent.learns ? "learns" : agent.recorded ? "" : "frozen";
+}
+
 function AgentRow(props: { agent: AgentCoverage; run: string }) {
   const { agent } = props;
   const rejected = Object.values(agent.rejected).reduce((sum, n) => sum + n, 0);
@@ -255,7 +260,7 @@ function AgentRow(props: { agent: AgentCoverage; run: string }) {
     <tr>
       <td>
         <a href={path(["runs", props.run, "rollouts"], { agent: agent.path })}>{visible(agent.path)}</a>{" "}
-        <span class="small muted">{agent.learns ? "learns" : "frozen"}</span>
+        <span class="small muted">{roleOf(agent)}</span>
       </td>
       <td class="number">{agent.calls}</td>
       <td>

@@ -158,6 +158,10 @@ function Coverage(props) {
             " of ",
             mean.n)))));
 }
+/** Say whether an agent learns; in a search for prompts all others are only recorded. */
+function roleOf(agent) {
+    return agent.learns ? "learns" : agent.recorded ? "" : "frozen";
+}
 function AgentRow(props) {
     const { agent } = props;
     const rejected = Object.values(agent.rejected).reduce((sum, n) => sum + n, 0);
@@ -166,7 +170,7 @@ function AgentRow(props) {
         h("td", null,
             h("a", { href: path(["runs", props.run, "rollouts"], { agent: agent.path }) }, visible(agent.path)),
             " ",
-            h("span", { class: "small muted" }, agent.learns ? "learns" : "frozen")),
+            h("span", { class: "small muted" }, roleOf(agent))),
         h("td", { class: "number" }, agent.calls),
         h("td", null,
             h("span", { class: "stack", role: "img", "aria-label": `${percent(agent.trained / (agent.calls || 1))} trained, ${percent(rejected / (agent.calls || 1))} rejected` },
