@@ -80,7 +80,12 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
             .join(" · ")}
         </span>
       </div>
-      {call.fate === "recorded" && <p class="muted">Recorded in production.</p>}
+      {call.fate === "recorded" && (
+        <p class="muted">
+          {props.place[0] === "stores" ? "Recorded in production." : "Not trained: the run searches prompts."}
+        </p>
+      )}
+      {call.fate === "evaluation" && <p class="muted">Not trained: it belongs to an evaluation.</p>}
       {(call.fate === "frozen" || call.fate === "rejected") && (
         <p>
           Not trained{call.reason && `: ${visible(call.reason)}`}.{" "}

@@ -210,6 +210,12 @@ function Coverage(props: { detail: RunDetail; name: string }) {
               <th scope="col" class="number">
                 frozen
               </th>
+              <th scope="col" class="number">
+                in evaluations
+              </th>
+              <th scope="col" class="number" title="mean reward of the rollouts in which the agent acted">
+                reward
+              </th>
               <th scope="col">rejected, why</th>
             </tr>
           </thead>
@@ -220,6 +226,10 @@ function Coverage(props: { detail: RunDetail; name: string }) {
           </tbody>
         </table>
       </Scroller>
+      <p class="small muted">
+        Reward: the mean over the rollouts in which the agent acted. An agent that acts only when another has failed
+        sees harder rollouts than the others.
+      </p>
       {Object.keys(overrides).length > 0 && (
         <p class="small muted">
           Sampling that the app asked for and training replaced, in calls:{" "}
@@ -237,6 +247,11 @@ function Coverage(props: { detail: RunDetail; name: string }) {
   );
 }
 
+/** Say whether an agent learns; in a search for prompts all others are only recorded. */
+function roleOf(agent: AgentCoverage): string {
+  return agent.learns ? "learns" : agent.recorded ? "" : "frozen";
+}
+
 function AgentRow(props: { agent: AgentCoverage; run: string }) {
   const { agent } = props;
   const rejected = Object.values(agent.rejected).reduce((sum, n) => sum + n, 0);
@@ -245,7 +260,7 @@ function AgentRow(props: { agent: AgentCoverage; run: string }) {
     <tr>
       <td>
         <a href={path(["runs", props.run, "rollouts"], { agent: agent.path })}>{visible(agent.path)}</a>{" "}
-        <span class="small muted">{agent.learns ? "learns" : "frozen"}</span>
+        <span class="small muted">{roleOf(agent)}</span>
       </td>
       <td class="number">{agent.calls}</td>
       <td>
@@ -261,6 +276,8 @@ function AgentRow(props: { agent: AgentCoverage; run: string }) {
       </td>
       <td class="number">{agent.trained}</td>
       <td class="number">{agent.frozen}</td>
+      <td class="number">{agent.evaluation}</td>
+      <td class="number">{fixed(agent.reward)}</td>
       <td class="small">
         {Object.entries(agent.rejected)
           .map(([reason, n]) => `${n} ${visible(reason)}`)

@@ -146,7 +146,7 @@ function ExportBox(props: { place: Place }) {
   const address = useAddress();
   const asked = useApi<Export>(apiPath(props.place, "export") + apiQuery(address, false), props.place.join("/"));
   if (!asked.data) return null;
-  const { attempts, calls, program, command } = asked.data;
+  const { attempts, calls, program, command, note } = asked.data;
   return (
     <details class="panel">
       <summary>
@@ -156,6 +156,11 @@ function ExportBox(props: { place: Place }) {
         </span>
       </summary>
       <p class="small muted">This page starts no training: copy one of these.</p>
+      {note && (
+        <div class="box warn" role="note">
+          {visible(note)}
+        </div>
+      )}
       <Copyable label="the program" text={program} />
       <Copyable label="the command" text={command} />
     </details>

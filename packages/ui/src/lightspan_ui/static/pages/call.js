@@ -54,7 +54,8 @@ function Choice(props) {
             ]
                 .filter(Boolean)
                 .join(" · "))),
-        call.fate === "recorded" && h("p", { class: "muted" }, "Recorded in production."),
+        call.fate === "recorded" && (h("p", { class: "muted" }, props.place[0] === "stores" ? "Recorded in production." : "Not trained: the run searches prompts.")),
+        call.fate === "evaluation" && h("p", { class: "muted" }, "Not trained: it belongs to an evaluation."),
         (call.fate === "frozen" || call.fate === "rejected") && (h("p", null,
             "Not trained",
             call.reason && `: ${visible(call.reason)}`,

@@ -139,8 +139,11 @@ function Coverage(props) {
                         h("th", { scope: "col" }, "share"),
                         h("th", { scope: "col", class: "number" }, "trained"),
                         h("th", { scope: "col", class: "number" }, "frozen"),
+                        h("th", { scope: "col", class: "number" }, "in evaluations"),
+                        h("th", { scope: "col", class: "number", title: "mean reward of the rollouts in which the agent acted" }, "reward"),
                         h("th", { scope: "col" }, "rejected, why"))),
                 h("tbody", null, agents.map((agent) => (h(AgentRow, { key: agent.path, agent: agent, run: props.name })))))),
+        h("p", { class: "small muted" }, "Reward: the mean over the rollouts in which the agent acted. An agent that acts only when another has failed sees harder rollouts than the others."),
         Object.keys(overrides).length > 0 && (h("p", { class: "small muted" },
             "Sampling that the app asked for and training replaced, in calls:",
             " ",
@@ -155,6 +158,10 @@ function Coverage(props) {
             " of ",
             mean.n)))));
 }
+/** Say whether an agent learns; in a search for prompts all others are only recorded. */
+function roleOf(agent) {
+    return agent.learns ? "learns" : agent.recorded ? "" : "frozen";
+}
 function AgentRow(props) {
     const { agent } = props;
     const rejected = Object.values(agent.rejected).reduce((sum, n) => sum + n, 0);
@@ -163,7 +170,7 @@ function AgentRow(props) {
         h("td", null,
             h("a", { href: path(["runs", props.run, "rollouts"], { agent: agent.path }) }, visible(agent.path)),
             " ",
-            h("span", { class: "small muted" }, agent.learns ? "learns" : "frozen")),
+            h("span", { class: "small muted" }, roleOf(agent))),
         h("td", { class: "number" }, agent.calls),
         h("td", null,
             h("span", { class: "stack", role: "img", "aria-label": `${percent(agent.trained / (agent.calls || 1))} trained, ${percent(rejected / (agent.calls || 1))} rejected` },
@@ -172,6 +179,8 @@ function AgentRow(props) {
                 h("i", { class: "plain", style: share(agent.frozen) }))),
         h("td", { class: "number" }, agent.trained),
         h("td", { class: "number" }, agent.frozen),
+        h("td", { class: "number" }, agent.evaluation),
+        h("td", { class: "number" }, fixed(agent.reward)),
         h("td", { class: "small" }, Object.entries(agent.rejected)
             .map(([reason, n]) => `${n} ${visible(reason)}`)
             .join(", "))));

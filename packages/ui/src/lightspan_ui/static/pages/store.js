@@ -105,7 +105,7 @@ function ExportBox(props) {
     const asked = useApi(apiPath(props.place, "export") + apiQuery(address, false), props.place.join("/"));
     if (!asked.data)
         return null;
-    const { attempts, calls, program, command } = asked.data;
+    const { attempts, calls, program, command, note } = asked.data;
     return (h("details", { class: "panel" },
         h("summary", null,
             h("b", null, "Train on what is listed"),
@@ -115,6 +115,7 @@ function ExportBox(props) {
                 ", ",
                 plural(calls, "call"))),
         h("p", { class: "small muted" }, "This page starts no training: copy one of these."),
+        note && (h("div", { class: "box warn", role: "note" }, visible(note))),
         h(Copyable, { label: "the program", text: program }),
         h(Copyable, { label: "the command", text: command })));
 }
