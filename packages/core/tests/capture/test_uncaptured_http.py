@@ -113,7 +113,8 @@ def test_the_library_that_calls_the_http_client_is_named(server: ScriptedServer)
 def test_a_client_is_patched_when_the_app_imports_it(tmp_path: Path) -> None:
     """Check that a dry run imports no client: another attempt would find it half imported."""
     (tmp_path / "httpx2.py").write_text(
-        "class Client:\n    def send(self, request): return 'sent'\nclass AsyncClient(Client): ...\n"
+        "class Client:\n    def send(self, request): return 'sent'\n"
+        "class AsyncClient(Client): ...\n"
     )
     code = (
         "import sys\n"
@@ -125,7 +126,8 @@ def test_a_client_is_patched_when_the_app_imports_it(tmp_path: Path) -> None:
         "for name in 'ab':\n"
         "    with open_scope(AttemptContext(rollout_id='r', attempt_id=name, mode=Mode.DEV)):\n"
         "        if name == 'b': import httpx2\n"
-        "    print(*sorted({'httpx', 'httpx2', 'requests', 'aiohttp'} & set(sys.modules) - before))\n"
+        "    new = set(sys.modules) - before\n"
+        "    print(*sorted({'httpx', 'httpx2', 'requests', 'aiohttp'} & new))\n"
         "send = httpx2.Client.send\n"
         "print(send.__module__, httpx2.Client().send(None))\n"
         "sdk_instrumentation.uninstall()\n"

@@ -21,12 +21,7 @@ from lightspan.schema.records import (
     RolloutSummary,
 )
 from lightspan.schema.reward import Reward
-from lightspan.stores._encoding import (
-    PackedCall,
-    PackedRollout,
-    PackedSpan,
-    unpack_rollout,
-)
+from lightspan.stores._encoding import PackedCall, PackedRollout, PackedSpan, unpack_rollout
 from lightspan.stores._state_machine import Progress
 
 _msgpack = msgspec.msgpack.Encoder()
@@ -69,9 +64,7 @@ def span_row(attempt: AttemptKey, span: PackedSpan) -> tuple[int, str, str, bool
 
 def record_rows(attempt: AttemptKey, call: PackedCall) -> list[tuple[Any, ...]]:
     late = attempt.is_late(call.span.epoch)
-    return [
-        (attempt.position, *record._replace(late=late or record.late)) for record in call.records
-    ]
+    return [(attempt.position, *each._replace(late=late or each.late)) for each in call.records]
 
 
 def rollout_row(position: int, new: PackedRollout, progress: Progress) -> tuple[Any, ...]:

@@ -315,9 +315,8 @@ class WriteTables(SQLTables):
 
     def progress(self, rollout_ids: Sequence[str]) -> dict[str, Progress]:
         """Return the progress of rollouts by id, without unknown ids."""
-        return {
-            row[0]: codec.read_progress(row) for row in self._execute_for("progress", rollout_ids)
-        }
+        rows = self._execute_for("progress", rollout_ids)
+        return {row[0]: codec.read_progress(row) for row in rows}
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
         reported = [row for row in rows if row.status in _AFTER_RUNNING]

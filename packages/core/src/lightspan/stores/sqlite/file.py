@@ -22,13 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import (
-    DataError,
-    LightspanError,
-    NotFoundError,
-    StoreError,
-    StoreFormatError,
-)
+from lightspan.errors import DataError, LightspanError, NotFoundError, StoreError, StoreFormatError
 from lightspan.schema import clock
 from lightspan.stores._sql.queries import read_text, statements_of
 
