@@ -81,8 +81,8 @@ def test_an_evaluation_that_the_apps_cache_answers_says_so(
         text.startswith("step 1/1 ") and "4 without a call of the policy" in text
         for text in lines.texts
     )
-    [warning] = [text for text in lines.texts if "training rollouts asked the policy" in text]
-    assert "warning: 4 of 4 training rollouts asked the policy nothing" in warning
+    [warning] = [text for text in lines.texts if "training rollouts made no call" in text]
+    assert "warning: 4 of 4 training rollouts made no call of the policy" in warning
     [warning] = [text for text in lines.texts if "asked the policy nothing" in text]
     assert "warning: the evaluation of step 1 asked the policy nothing, so its reward" in warning
     assert any(
