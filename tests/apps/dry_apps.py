@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.request
 from typing import Any
@@ -54,6 +55,23 @@ def says(task: dict[str, Any]) -> float | None:
     with lightspan.agent("writer"):
         text = _ask([{"role": "user", "content": task["q"]}])
     return None if text == "none" else float(text)
+
+
+@lightspan.rollout
+def remembers(task: dict[str, Any]) -> float:
+    """Call the model once, unless the task is in a cache of the app."""
+    with lightspan.agent("writer"):
+        return 1.0 if task.get("cached") else float(_ask([{"role": "user", "content": task["q"]}]))
+
+
+@lightspan.rollout
+def survives(task: dict[str, Any]) -> float:
+    """Call the writer, and a helper whose endpoint is down."""
+    with lightspan.agent("writer"):
+        reward = float(_ask([{"role": "user", "content": task["q"]}]))
+    with lightspan.agent("helper"), contextlib.suppress(openai.APIConnectionError):
+        _ask([{"role": "user", "content": "help"}], client.with_options(max_retries=0))
+    return reward
 
 
 @lightspan.rollout

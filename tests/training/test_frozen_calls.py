@@ -79,7 +79,7 @@ def test_calls_to_our_own_engine_are_free(
         if frozen == "base":
             assert limited.fit(apps.two, ask(2)).steps == 1
         else:
-            with pytest.raises(BudgetError, match="after step 0 .* have made 1 calls"):
+            with pytest.raises(BudgetError, match=r"after step 0 .* have made 1 calls"):
                 limited.fit(apps.two, ask(2), ask(1, held=1))
 
 

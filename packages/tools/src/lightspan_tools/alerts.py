@@ -278,8 +278,8 @@ def rollouts_are_silent(train: Sequence[Line]) -> str:
     if not rollouts or silent < MANY_SILENT * rollouts:
         return ""
     return (
-        f"{silent:.0f} of {rollouts:.0f} training rollouts made no call of the policy, so they teach "
-        "nothing. If a cache of the app answers, switch it off in rollouts"
+        f"{silent:.0f} of {rollouts:.0f} training rollouts made no call of the policy, so they "
+        "teach nothing. If a cache of the app answers, switch it off in rollouts"
     )
 
 

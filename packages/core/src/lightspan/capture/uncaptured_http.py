@@ -1,8 +1,9 @@
 """Record model requests that bypass the SDKs of `sdks`, in a dry run (`lightspan dev`).
 
-httpx, httpx2, requests and aiohttp are patched once a process opens an attempt of a dry run: each
-now if the app has imported it, or else right after its import. For each POST to the path of a model's API, the acting agent, the calling package, the model and the
-URL are recorded, so that the report can recommend a change. urllib and botocore are not patched.
+Once a process opens an attempt of a dry run, httpx, httpx2, requests and aiohttp are patched: at
+once if the app has imported them, or else after their import. For each POST to the path of a
+model's API, the acting agent, the calling package, the model and the URL are recorded, so that the
+report can recommend a change. urllib and botocore are not patched.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Session:
 
         Raises:
             AppError: runners cannot import the app.
-            CheckpointError: the checkpoint, or that of the best step, cannot be read or was deleted.
+            CheckpointError: the checkpoint, or that of the best step, is gone or cannot be read.
             ConfigError: the folder cannot be used, is locked, or has a run that must be resumed or
                 has other settings.
         """
