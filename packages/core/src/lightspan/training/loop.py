@@ -247,9 +247,7 @@ class TrainingLoop:
         for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
         if session.budget.is_overspent:
-            session.note(
-                "more calls to endpoints than max_frozen_calls; what was learned is written"
-            )
+            session.note("more calls to endpoints than max_frozen_calls; the model is written")
             if self._is_cut and (session.val or session.selection):
                 session.budget.check(self._state.step)
         result = fit_result(folder, self._state.step, self._state.seconds, best)
