@@ -204,7 +204,8 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
         "without lightspan in the app, by environment alone:",
         "  writer: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/writer/v1 OPENAI_API_KEY=unused",
         "  judge: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/judge/v1 OPENAI_API_KEY=unused",
-        "  {product} expert: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/%7Bproduct%7D%20expert/v1 "
+        "  {product} expert: "
+        "OPENAI_BASE_URL=http://127.0.0.1:8000/agents/%7Bproduct%7D%20expert/v1 "
         "OPENAI_API_KEY=unused",
         "  or any OpenAI client: base_url=http://127.0.0.1:8000/v1, model=policy",
         "  or any Anthropic client: base_url=http://127.0.0.1:8000, model=policy",

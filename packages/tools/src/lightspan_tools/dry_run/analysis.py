@@ -493,9 +493,9 @@ def failure_warnings(rewards: model.RewardReport) -> Iterator[str]:
     for kind, count in ends.items():
         if count > FAILURE_WARNING * rewards.rollouts:
             verb = {"lost": "were lost", "damaged": "are damaged"}.get(kind, kind)
-            why = f", first of all: {rewards.reasons[kind]}" if kind in rewards.reasons else ""
+            why = rewards.reasons.get(kind, "not known")
             scored = _failure_text(rewards.failure_reward) if kind == "failed" else ""
-            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
+            yield f"{count} of {rewards.rollouts} rollouts {verb}, first of all: {why}{scored}"
 
 
 def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
