@@ -191,7 +191,6 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULT: Final = "its endpoint's own"
-_REJECTED: Final = "calls/rejected:"
 _UNDELIVERED: Final = ":undelivered"
 SILENT: Final = "without a call of the policy"
 """Description of rollouts that asked the policy nothing, after their number."""
@@ -243,11 +242,12 @@ class Outcomes(NamedTuple):
         train = [line for line in metrics if line["kind"] == "train"]
         lines = [line for line in train if all(is_number(line.get(name)) for name in names)]
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
-        calls = [(k, v) for line in lines for k, v in line.items() if k.startswith(_REJECTED)]
-        rejected = int(sum(v or 0 for k, v in calls if not k.endswith((":unscored", _UNDELIVERED))))
-        undelivered = int(sum(v or 0 for k, v in calls if k.endswith(_UNDELIVERED)))
-        silent = int(sum(line.get("silent") or 0 for line in lines))
-        return cls(rollouts, rollouts - scored, failed, undelivered, silent, rejected)
+        items = [(key, value) for line in lines for key, value in line.items() if is_number(value)]
+        calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
+        rejected = sum(v for k, v in calls if not k.endswith((":unscored", _UNDELIVERED)))
+        undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
+        silent = sum(v for k, v in items if k == "silent")
+        return cls(rollouts, rollouts - scored, failed, *map(int, (undelivered, silent, rejected)))
 
     @property
     def problems(self) -> str:
