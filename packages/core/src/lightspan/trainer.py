@@ -151,11 +151,11 @@ class Trainer:
         """
         splits = self._splits(load_tasks(train, "train"), val, selection)
         program = self._check_app(as_app(app))
-        agents = program.agents if agents is None else getattr(agents, "paths", agents)
-        if agents is not None:
-            check_agents(self.algorithm.routing(), agents)
+        paths: Any = program.agents if agents is None else getattr(agents, "paths", agents)
+        if paths is not None:
+            check_agents(self.algorithm.routing(), paths)
         self._check_resume(resume)
-        return run_sync(self._fit(program, splits, agents, resume))
+        return run_sync(self._fit(program, splits, paths, resume))
 
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
