@@ -101,6 +101,8 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
         "unscored": 24,
         "failed": 0,
         "undelivered": 0,
+        "silent": 0,
+        "rejected": 0,
     }
     assert [found["unscored"] for found in saved["evaluations"]] == [3, 3, 3]
     assert line["calls/rejected:unscored"] == 12
