@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.request
 from typing import Any
@@ -65,6 +66,23 @@ def rewards_calls(task: dict[str, Any]) -> float:
     lightspan.emit_reward(0.5, call=reply.id)
     lightspan.emit_reward(0.5, call="lc_run--1")
     return float(reply.choices[0].message.content or "")
+
+
+@lightspan.rollout
+def remembers(task: dict[str, Any]) -> float:
+    """Call the model once, unless the task is in a cache of the app."""
+    with lightspan.agent("writer"):
+        return 1.0 if task.get("cached") else float(_ask([{"role": "user", "content": task["q"]}]))
+
+
+@lightspan.rollout
+def survives(task: dict[str, Any]) -> float:
+    """Call the writer, and a helper whose endpoint is down."""
+    with lightspan.agent("writer"):
+        reward = float(_ask([{"role": "user", "content": task["q"]}]))
+    with lightspan.agent("helper"), contextlib.suppress(openai.APIConnectionError):
+        _ask([{"role": "user", "content": "help"}], client.with_options(max_retries=0))
+    return reward
 
 
 @lightspan.rollout

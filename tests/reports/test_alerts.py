@@ -297,6 +297,23 @@ def test_fewer_tasks_than_a_step_takes_are_told() -> None:
     assert few_tasks_notes({"train": {"tasks": 4}}) == []  # of a search for prompts
 
 
+def test_rollouts_and_calls_that_teach_nothing_are_told_once() -> None:
+    counts = {"rollouts": 64, "silent": 48, "calls/trained": 12.0, "calls/rejected:cancelled": 4.0}
+    counts["calls/rejected:unscored"] = 9.0
+    alerts = read([line(step, [[0.0, 1.0]], **counts) for step in (1, 2)])
+    assert [(alert.name, alert.step) for alert in alerts] == [
+        ("rollouts_are_silent", 1),
+        ("calls_are_rejected", 1),
+    ]
+    silent, rejected = (alert.text for alert in alerts)
+    assert silent.startswith("48 of 64 training rollouts made no call of the policy")
+    assert rejected.startswith(
+        "4 of 16 calls of the agents to train are rejected, so not trained (4 cancelled): "
+    )
+    few = {**counts, "silent": 15, "calls/rejected:cancelled": 3.0}
+    assert read([line(1, [[0.0, 1.0]], **few)]) == []
+
+
 def test_numbers_that_are_not_finite_do_not_end_the_alerts() -> None:
     """Check lines of `metrics.jsonl` with null for NaN."""
     lines = [line(step, [[0.0, 1.0]] * 8) for step in range(1, 12)]

@@ -14,15 +14,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightspan import DevReport, Trainer
+from lightspan import LLM, DevReport, Trainer
 from lightspan.errors import ConfigError, OutOfMemoryError
+from lightspan.lightning.selection import Coverage
 from lightspan.progress import SilentReporter
-from lightspan.schema.records import Mode
+from lightspan.schema.records import Mode, Outcome
+from lightspan.schema.routing import Routing
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
-from lightspan_tools.dry_run.analysis import shared_ids
+from lightspan_tools.dry_run.analysis import (
+    Findings,
+    failure_warnings,
+    read_rewards,
+    shared_ids,
+)
 from lightspan_tools.inspect import inspect_run
 from lightspan_torch.learner.torch import TorchLearner
+from packages.core.tests.algorithms.scripted_world import episode
 from tests.reports.dry_runs import dev, scripted
 
 pytestmark = pytest.mark.slow
@@ -239,6 +247,68 @@ def test_failures_and_missing_rewards(rl: Callable[..., Any], dry_apps: Any) -> 
     assert report.warnings[2].startswith("1 of 4 calls would be rejected (1 unscored: ")
 
 
+def test_failures_that_differ_in_a_number_are_one(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.says, ["oops1", "oops2", "1", "oops3"])
+    [failure] = report.rewards.failures
+    assert failure.endswith("(3 of 4 rollouts)")
+    assert report.rewards.reasons == {"failed": failure}
+
+
+def test_each_kind_of_failure_has_its_own_reason() -> None:
+    built = [
+        episode("a", 0, None, outcome=Outcome.INFRASTRUCTURE, message="gone"),
+        episode("a", 1, 0.0, outcome=Outcome.APP_ERROR, message="no 0"),
+        episode("a", 2, 0.0, outcome=Outcome.APP_ERROR, message="no 1"),
+        episode("a", 3, 1.0, capture_errors=["a hole"]),
+    ]
+    coverages = [Coverage(attempt_id=each.attempt_id, entries=()) for each in built]
+    findings = Findings(episodes=built, coverages=coverages, routing=Routing())
+    rewards = read_rewards(findings, by_batch=False, failure_reward="lowest")
+    assert rewards.reasons == {
+        "failed": "app_error: no 0 (2 of 4 rollouts)",
+        "lost": "infrastructure: gone (1 of 4 rollouts)",
+        "damaged": "damaged: a hole (1 of 4 rollouts)",
+    }
+    failed, lost, damaged = failure_warnings(rewards)
+    assert failed.startswith("2 of 4 rollouts failed, first of all: app_error: no 0 (2 of 4")
+    assert lost == "1 of 4 rollouts were lost, first of all: infrastructure: gone (1 of 4 rollouts)"
+    assert damaged.endswith("first of all: damaged: a hole (1 of 4 rollouts)")
+
+
+def test_rollouts_that_a_cache_of_the_app_answers(rl: Callable[..., Any], dry_apps: Any) -> None:
+    trainer = Trainer(rl(), engine=scripted({"": ["1", "0"]}), steps=1, reporter=SilentReporter())
+    tasks = [{"q": "a", "id": "a"}, {"q": "b", "id": "b", "cached": True}]
+    report = trainer.dev(dry_apps.remembers, tasks)
+    [warning] = [text for text in report.warnings if "without a call of the policy" in text]
+    assert warning.startswith("4 of 8 rollouts ended without a call of the policy, so they teach")
+
+
+def test_an_own_endpoint_that_is_down_or_was_not_reached(
+    rl: Callable[..., Any], dry_apps: Any
+) -> None:
+    helper = LLM(base_url="http://127.0.0.1:9/v1", model="m")
+    report = dev(rl, dry_apps.survives, ["1", "0"])
+    assert (
+        '  helper: 4 of 4 calls to its endpoint failed: Connection error.. With frozen="base", the '
+        "starting weights answer in its place"
+    ) in report.text()
+    frozen = {"algorithm": {"frozen": {"helper": helper}}, "agents": ["writer", "helper"]}
+    report = dev(rl, dry_apps.says, ["1", "0"], **frozen)
+    assert report.costs.unreached == ["helper"]
+    assert "because no rollout reached them: calls to the endpoints of helper" in report.text()
+    assert "no tool and no endpoint" not in report.text()
+    report = dev(rl, dry_apps.says, ["oops"])
+    assert "calls to tools and endpoints are not known: no rollout ended well" in report.text()
+
+
+def test_what_fit_would_call_without_held_out_tasks(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.says, ["1", "0"])
+    assert report.costs.plan.endswith(
+        "; evaluations of held-out tasks (val) would come on top: none were given"
+    )
+    assert "\n  at this dry run's speed, they take about " in report.text()
+
+
 def test_different_tasks_with_one_id_are_named(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
@@ -393,16 +463,17 @@ def test_a_folder_that_holds_a_dry_run_is_refused(
     with pytest.raises(ConfigError, match=r"dry holds a run already.*another folder, or delete"):
         dev(rl, dry_apps.says, ["1", "0"], folder=folder)
     assert (folder / "config.json").read_bytes() == before
-    assert "4 rollouts; calls by agent: writer 4" in inspect_run(folder)
+    shown = inspect_run(folder)
+    assert "4 rollouts; calls by agent: writer 4" in shown
+    assert "coverage of calls: trained 4" in shown  # as the report says, not `mode_not_train`
 
 
 def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any) -> None:
     """Check the attributes that the algorithm's protocol declares for dry runs."""
     from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext
     from lightspan.lightning.batch import BatchConfig
-    from lightspan.lightning.selection import Coverage, Rejection, Selection, classify_calls
+    from lightspan.lightning.selection import Rejection, Selection, classify_calls
     from lightspan.protocols.learner import Loss, SFTLoss
-    from lightspan.schema.routing import Routing
 
     class Own(Algorithm):
         minibatches = 3

@@ -184,6 +184,7 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
             Rule("writer", POLICY),
             Rule("team/*", POLICY),
             Rule("judge", Target(route=Route.SHARED, policy="policy")),
+            Rule("{product} expert", POLICY),
             Rule("own", Target(route=Route.APP)),
         ],
         default=Target(route=Route.BASE, policy="base"),
@@ -195,6 +196,7 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
         "  writer -> policy",
         "  team/* -> policy",
         "  judge -> policy (untrained, shared)",
+        "  {product} expert -> policy",
         "  own -> where the app points (not answered here)",
         "  other agents -> the starting weights",
         "one line in an app whose agents lightspan knows (adapter, or `with lightspan.agent(…)`):",
@@ -202,6 +204,9 @@ def test_the_one_line_and_the_agents(tmp_path: Path) -> None:
         "without lightspan in the app, by environment alone:",
         "  writer: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/writer/v1 OPENAI_API_KEY=unused",
         "  judge: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/judge/v1 OPENAI_API_KEY=unused",
+        "  {product} expert: "
+        "OPENAI_BASE_URL=http://127.0.0.1:8000/agents/%7Bproduct%7D%20expert/v1 "
+        "OPENAI_API_KEY=unused",
         "  agents of team/*, by their path: OPENAI_BASE_URL=http://127.0.0.1:8000/agents/PATH/v1 "
         "OPENAI_API_KEY=unused",
         "  or any OpenAI client: base_url=http://127.0.0.1:8000/v1, model=policy",

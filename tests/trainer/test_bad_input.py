@@ -20,6 +20,7 @@ from lightspan.errors import (
     RewardError,
     UnknownAgentError,
 )
+from lightspan.schema.routing import AgentPaths
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.learner.torch import TorchLearner
 
@@ -38,6 +39,9 @@ def test_unknown_agent_is_an_error_before_the_first_update(
     known = Trainer(rl(optimize="wirter"), folder=tmp_path / "known", learner=learner)
     with pytest.raises(UnknownAgentError, match="Agents: 'checker', 'writer'"):
         known.fit(apps.two, ask(2), agents=["writer", "checker"])
+    with pytest.raises(UnknownAgentError, match="Agents: 'checker', 'writer'"):
+        # as an adapter's `agents()` returns them
+        known.fit(apps.two, ask(2), agents=AgentPaths(("writer", "checker"), complete=True))
     assert not (tmp_path / "known").exists()
     trainer = Trainer(rl(optimize="wirter"), folder=tmp_path / "run", learner=learner, steps=2)
     # its calls went to the app's endpoint, which is not there
@@ -97,6 +101,8 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
         "unscored": 24,
         "failed": 0,
         "undelivered": 0,
+        "silent": 0,
+        "rejected": 0,
     }
     assert [found["unscored"] for found in saved["evaluations"]] == [3, 3, 3]
     assert line["calls/rejected:unscored"] == 12

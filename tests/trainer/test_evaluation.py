@@ -75,6 +75,14 @@ def test_an_evaluation_that_the_apps_cache_answers_says_so(
     trainer = Trainer(algorithm, runners=1, steps=1, folder=tmp_path / "run", reporter=lines)
     result = trainer.fit(apps.remembers, ask(2), ask(3, held=1))
     assert [(e.policy_calls, e.silent) for e in result.evaluations] == [(3, 0), (0, 3)]
+    [step] = [line for line in trainer.folder.metrics() if line["kind"] == "train"]
+    assert (step["rollouts"], step["silent"], result.outcomes.silent) == (4, 4, 4)
+    assert any(
+        text.startswith("step 1/1 ") and "4 without a call of the policy" in text
+        for text in lines.texts
+    )
+    [warning] = [text for text in lines.texts if "training rollouts made no call" in text]
+    assert "warning: 4 of 4 training rollouts made no call of the policy" in warning
     [warning] = [text for text in lines.texts if "asked the policy nothing" in text]
     assert "warning: the evaluation of step 1 asked the policy nothing, so its reward" in warning
     assert any(

@@ -193,6 +193,33 @@ def test_complete_run_gives_its_result_without_training(
     assert {p for p in before if before[p] != after[p]} <= {copied / "lock", copied / "config.json"}
 
 
+def test_a_complete_run_without_checkpoints_keeps_its_result(
+    apps: Any, rl: Make, copied: Path, lines: Any
+) -> None:
+    """Check that a run whose checkpoints were deleted is returned or refused, not trained anew."""
+    shutil.rmtree(copied / "checkpoints")
+    kept = ["metrics.jsonl", "result.json", *(f"model/{p.name}" for p in copied.glob("model/*"))]
+    before = {name: (copied / name).read_bytes() for name in kept}
+    result = Trainer(rl(), steps=1, folder=copied, reporter=lines).fit(
+        apps.spell, TRAIN, VAL, resume=True
+    )
+    assert (result.steps, [e.step for e in result.evaluations]) == (1, [0, 1])
+    assert lines.texts == [f"{copied} is complete: nothing is left to train"]
+    gone = "has begun, and .*checkpoints is empty, so it cannot go on: restore the checkpoints"
+    with pytest.raises(CheckpointError, match=gone):
+        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+    with pytest.raises(CheckpointError, match=gone):
+        Trainer(rl(), folder=copied).evaluate(apps.spell, VAL, resume=True)
+    for act in (Trainer.fit, Trainer.evaluate):
+        with pytest.raises(ConfigError, match="holds a run already"):
+            act(Trainer(rl(), steps=1, folder=copied), apps.spell, TRAIN)
+    assert {name: (copied / name).read_bytes() for name in kept} == before
+    (copied / "result.json").unlink()
+    with pytest.raises(CheckpointError, match=gone):
+        Trainer(rl(), steps=1, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+    assert (copied / "metrics.jsonl").read_bytes() == before["metrics.jsonl"]
+
+
 def test_more_steps_go_on_from_a_complete_run(apps: Any, rl: Make, copied: Path) -> None:
     trainer = Trainer(rl(), steps=2, folder=copied)
     result = trainer.fit(apps.spell, TRAIN, VAL, resume=True)

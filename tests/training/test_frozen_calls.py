@@ -79,5 +79,25 @@ def test_calls_to_our_own_engine_are_free(
         if frozen == "base":
             assert limited.fit(apps.two, ask(2)).steps == 1
         else:
-            with pytest.raises(BudgetError, match="have made 8 calls"):
-                limited.fit(apps.two, ask(2))
+            with pytest.raises(BudgetError, match=r"after step 0 .* have made 1 calls"):
+                limited.fit(apps.two, ask(2), ask(1, held=1))
+
+
+def test_the_last_step_does_not_withhold_the_model(
+    apps: Any, rl: Make, tmp_path: Path, ask: Make
+) -> None:
+    """Check that only an evaluation that was left out is an error, and that it can be made up."""
+    with ScriptedServer("scripted help") as server:
+        train, val = ask(2, url=server.url), ask(3, held=1, url=server.url)
+        done = trainer(rl, tmp_path / "done", steps=1, max_frozen_calls=2)
+        result = done.fit(apps.asks_elsewhere, train)
+        assert (result.steps, result.model) == (1, tmp_path / "done" / "model")
+        cut = trainer(rl, tmp_path / "cut", steps=1, max_frozen_calls=4)
+        with pytest.raises(BudgetError, match=r"after step 1 .* have made 11 calls"):
+            cut.fit(apps.asks_elsewhere, train, val)
+        assert (tmp_path / "cut" / "model" / "config.json").is_file()
+        assert cut.folder.read_result() is None
+        again = trainer(rl, tmp_path / "cut", steps=1, max_frozen_calls=14)
+        evaluations = again.fit(apps.asks_elsewhere, train, val, resume=True).evaluations
+        assert [each.step for each in evaluations] == [0, 1]
+        assert len(server.requests) == 8 + 14

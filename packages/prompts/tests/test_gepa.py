@@ -138,6 +138,17 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
     assert not any(each.again for each in spent.candidates)
 
 
+@pytest.mark.parametrize(("limit", "count"), [(34, 0), (39, 1), (44, 2)])
+async def test_a_budget_that_does_not_suffice_for_the_finalists_is_told(
+    server: ScriptedServer, tmp_path: Path, limit: int, count: int
+) -> None:
+    world = World(tmp_path)
+    found = await search(gepa(server, max_rollouts=limit), world)
+    assert sum(bool(each.again) for each in found.candidates) == count
+    text = f"max_rollouts={limit} suffices to run {count} of the 2 best candidates a second time"
+    assert (text in world.notes) is (count < 2)
+
+
 @pytest.mark.parametrize(
     "limit", [{"max_rollouts": 20}, {"max_rollouts": 60}, {"max_reflections": 2}]
 )

@@ -559,8 +559,10 @@ async def test_a_model_without_a_usable_text_ends_the_run(
     why = {"no tags": "has no <prompt>", "lost": "has no {q}", "cut off": "was cut off"}[answer]
     with pytest.raises(
         EngineError, match=rf"^8 answers in a row of the .* had no usable text, the last: .*{why}"
-    ):
+    ) as caught:
         await search(make(**options), World(tmp_path))
+    assert ("lightspan.prompt(name, text)" in str(caught.value)) is (answer == "lost")
+    assert caught.value.__suppress_context__ or make.func is apo
     server.script = reflects
     result = await search(make(**options), World(tmp_path))
     assert result.reflections == len(server.requests)

@@ -16,6 +16,7 @@ from lightspan.runners.command.command import check_served
 from lightspan.runners.local import end_if_imported_by_a_runner
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
+from lightspan.schema.routing import AgentPaths
 from lightspan.stores.aio import run_sync
 from lightspan.training.data import clusters_of, load_distinct, load_tasks
 from lightspan.training.folder import RunFolder
@@ -118,7 +119,7 @@ class Trainer:
         val: Data | None = None,
         *,
         selection: Data | float | None = None,
-        agents: Sequence[str] | None = None,
+        agents: Sequence[str] | AgentPaths | None = None,
         resume: bool = False,
     ) -> FitResult:
         """Train and return the result; may be called inside a running event loop.
@@ -132,7 +133,7 @@ class Trainer:
                 They must not be in `val`. A number such as 0.1 takes this share of `train`, drawn
                 by the algorithm's seed. The scores on these tasks are not the result, because the
                 highest of several scores is biased upwards. None for no such tasks.
-            agents: paths of all agents, as an adapter's `agents()` returns them. A pattern of
+            agents: paths of all agents, or what an adapter's `agents()` returns. A pattern of
                 `optimize=` or `frozen=` that matches none of them is then an error before the
                 training. None for the agents that the app names, if any.
             resume: whether to resume from the folder's latest checkpoint. Without a checkpoint the
@@ -153,11 +154,11 @@ class Trainer:
         """
         splits = self._splits(load_tasks(train, "train"), val, selection)
         program = self._check_app(as_app(app))
-        agents = program.agents if agents is None else agents
-        if agents is not None:
-            check_agents(self.algorithm.routing(), agents)
+        paths: Any = program.agents if agents is None else getattr(agents, "paths", agents)
+        if paths is not None:
+            check_agents(self.algorithm.routing(), paths)
         self._check_resume(resume)
-        return run_sync(self._fit(program, splits, agents, resume))
+        return run_sync(self._fit(program, splits, paths, resume))
 
     def evaluate(
         self, app: App | Callable[..., Any] | str, tasks: Data, *, resume: bool = False
@@ -188,7 +189,7 @@ class Trainer:
         val: Data | None = None,
         *,
         selection: Data | float | None = None,
-        agents: Sequence[str] | None = None,
+        agents: Sequence[str] | AgentPaths | None = None,
         count: int = 4,
         group_size: int | None = None,
         folder: str | Path | None = None,
@@ -218,7 +219,7 @@ class Trainer:
             splits.train,
             splits.held_out,
             selection=splits.selection,
-            agents=program.agents if agents is None else agents,
+            agents=program.agents if agents is None else getattr(agents, "paths", agents),
             count=count,
             group_size=group_size,
             folder=None if folder is None else Path(folder),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,7 +37,7 @@ def clean() -> Iterator[None]:
     sdk_instrumentation.uninstall()
     yield
     sdk_instrumentation.uninstall()
-    assert state.http_patches == []
+    assert state.http_patches == state.import_hooks == {}
 
 
 def noted(send: Callable[[], object], **fields: Any) -> list[list[Any]]:
@@ -104,6 +108,44 @@ def test_the_library_that_calls_the_http_client_is_named(server: ScriptedServer)
     module: dict[str, Any] = {"__name__": "ollama._client", "body": ASKED}
     exec("import httpx\ndef ask(url): return httpx.post(url, json=body)", module)
     assert noted(lambda: module["ask"](url)) == [["writer", "ollama", "mine", url, 1]]
+
+
+def test_a_client_is_patched_when_the_app_imports_it(tmp_path: Path) -> None:
+    """Check that a dry run imports no client: another attempt would find it half imported."""
+    (tmp_path / "httpx2.py").write_text(
+        "class Client:\n    def send(self, request): return 'sent'\n"
+        "class AsyncClient(Client): ...\n"
+    )
+    code = (
+        "import sys\n"
+        "from lightspan.capture import sdk_instrumentation\n"
+        "from lightspan.capture.context import AttemptContext\n"
+        "from lightspan.capture.entry import open_scope\n"
+        "from lightspan.schema.records import Mode\n"
+        "before = set(sys.modules)\n"
+        "for name in 'ab':\n"
+        "    with open_scope(AttemptContext(rollout_id='r', attempt_id=name, mode=Mode.DEV)):\n"
+        "        if name == 'b': import httpx2\n"
+        "    new = set(sys.modules) - before\n"
+        "    print(*sorted({'httpx', 'httpx2', 'requests', 'aiohttp'} & new))\n"
+        "send = httpx2.Client.send\n"
+        "print(send.__module__, httpx2.Client().send(None))\n"
+        "sdk_instrumentation.uninstall()\n"
+        "print(httpx2.Client.send is send, httpx2.Client.send.__module__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "",
+        "httpx2",
+        "lightspan.capture.uncaptured_http sent",
+        "False httpx2",
+    ]
 
 
 # --- what is not ----------------------------------------------------------------------------

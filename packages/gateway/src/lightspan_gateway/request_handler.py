@@ -35,6 +35,9 @@ from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.proxied_call import ProxiedCall
 
+TINY_CONTEXT: Final = 512
+"""Context of `lightspan_testing.tiny_model` by default; models of apps have longer ones."""
+_TINY_ADVICE: Final = ", or build the tiny model with tiny_model(…, context=4096)"
 _RETRIES: Final = "x-stainless-retry-count"
 _TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 MAX_NAME_LENGTH: Final = 1_000
@@ -252,7 +255,7 @@ class RequestHandler:
         if longest >= context:
             raise bad_request(
                 f"the prompt has {longest} tokens, the model's context holds {context}; "
-                f"shorten the {request.prompt_field}",
+                f"shorten the {request.prompt_field}{_TINY_ADVICE * (context <= TINY_CONTEXT)}",
                 request.prompt_field,
                 c.CONTEXT_OVERFLOW,
             )

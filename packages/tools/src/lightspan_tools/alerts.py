@@ -45,6 +45,10 @@ MAX_GAP: Final = 0.05
 """Mean difference of log-probabilities between engine and learner above which a note is printed.
 Rounding causes much smaller differences; a larger one means that their models differ.
 """
+MANY_SILENT: Final = 0.25
+"""Share of a step's rollouts without a call of the policy from which an alert is raised."""
+MANY_REJECTED: Final = 0.2
+"""Share of a step's calls that are rejected above which an alert is raised."""
 MIN_UPDATES: Final = 10
 """Number of updates over which `approx_kl` is averaged."""
 
@@ -122,6 +126,8 @@ class AlertMonitor:
             air_is_idle,
             rewards_are_stray,
             call_rewards_are_unused,
+            rollouts_are_silent,
+            calls_are_rejected,
         )
         texts = {
             "reward_falls": _reward_falls(self._rewards),
@@ -368,6 +374,32 @@ def policy_is_silent(evaluation: Evaluation) -> str:
         f"the evaluation of step {evaluation.step} asked the policy nothing, so its reward says "
         "nothing of the weights or prompts. Check that optimize= names agents that call a model; "
         "if a cache of the app answers, switch it off in rollouts"
+    )
+
+
+def rollouts_are_silent(train: Sequence[Line]) -> str:
+    """Return the text of an alert if many rollouts of a step asked the policy nothing; else ""."""
+    silent, rollouts = train[-1].get("silent", 0), train[-1].get("rollouts", 0)
+    if not rollouts or silent < MANY_SILENT * rollouts:
+        return ""
+    return (
+        f"{silent:.0f} of {rollouts:.0f} training rollouts made no call of the policy, so they "
+        "teach nothing. If a cache of the app answers, switch it off in rollouts"
+    )
+
+
+def calls_are_rejected(train: Sequence[Line]) -> str:
+    """Return the text of an alert if many calls of the agents to train are rejected; else ""."""
+    start = "calls/rejected:"
+    rejected = Counter({k.removeprefix(start): v for k, v in train[-1].items() if start in k})
+    del rejected["unscored"]  # the step's line counts these rollouts
+    total = rejected.total() + train[-1].get("calls/trained", 0)
+    if rejected.total() <= MANY_REJECTED * total:
+        return ""
+    reasons = ", ".join(f"{count:.0f} {reason}" for reason, count in rejected.most_common())
+    return (
+        f"{rejected.total():.0f} of {total:.0f} calls of the agents to train are rejected, so not "
+        f"trained ({reasons}): lightspan inspect RUN shows them"
     )
 
 

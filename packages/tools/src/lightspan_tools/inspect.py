@@ -43,6 +43,7 @@ from lightspan_tools.overview import (
     status_of,
 )
 from lightspan_tools.pagination import Page, table_lines
+from lightspan_tools.placeholders import placeholder_note
 from lightspan_tools.rollout_view import (
     RolloutView,
     ViewReader,
@@ -235,7 +236,7 @@ def _find_id(part: str, ids: Collection[str], what: str) -> str:
 def _run_lines(
     run: RunFolder, config: Mapping[str, Any], overview: Overview, page: Page
 ) -> Iterator[str]:
-    model, optimize = config.get("model"), config.get("optimize")
+    model, optimize = config.get("model"), _agents_text(config.get("optimize"))
     yield f"{run.path}: {config.get('algorithm')}{f' on {model}' if model else ''}"
     yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
     yield from _progress_lines(run, config, overview.failure)
@@ -255,6 +256,17 @@ def _run_lines(
     if overview.overridden:
         yield f"sampling overridden, in calls{scope}: {_counted(overview.overridden)}"
     yield from table_lines(overview.rows, page, "rollout", "mode   step  ", "trained  ")
+
+
+def _agents_text(optimize: Any) -> str:
+    """Return the setting `optimize` of a run as text, such as `writer (big), editor (small)`."""
+    if not isinstance(optimize, Mapping):
+        return ", ".join(optimize) if isinstance(optimize, list) else str(optimize or "")
+    names = {
+        agent: (each.get("name") or each.get("model")) if isinstance(each, Mapping) else each
+        for agent, each in optimize.items()
+    }
+    return ", ".join(f"{agent} ({name})" if name else agent for agent, name in names.items())
 
 
 def _progress_lines(run: RunFolder, config: Mapping[str, Any], failure: str) -> Iterator[str]:
@@ -331,6 +343,8 @@ def _prompt_lines(run: RunFolder) -> Iterator[str]:
     for name, prompt in run.prompts().items():
         yield f"prompt {name}: {'' if prompt.is_changed else 'as it was'}".rstrip()
         yield from (f"  {line}" for line in prompt.diff().splitlines())
+        if note := placeholder_note(prompt):
+            yield f"  {note}"
 
 
 def _search_lines(run: RunFolder) -> Iterator[str]:

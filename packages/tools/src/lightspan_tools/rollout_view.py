@@ -163,11 +163,15 @@ class ViewReader:
             self._routings[rollout.resources_id],
             max_length=self._config.get("max_length"),
             step_rewards=bool(self._config.get("step_rewards")),
+            modes=(Mode.TRAIN, Mode.DEV),  # as the report of a dry run shows its calls
         )
         # With overlap, the step that began a group ends long before the group is trained.
         is_train = rollout.mode is Mode.TRAIN
         is_waiting = self._trained_in and is_train and rollout.group_id not in self._trained_in
         is_complete = step in self._complete and not is_waiting
+        if rollout.mode is Mode.DEV:  # no update could use the calls
+            coverage = classify(supported=self._supported)
+            return RolloutView(state, episode, coverage, step, {})
         coverage = _trained_coverage(
             classify,
             files.explanations if is_complete else {},

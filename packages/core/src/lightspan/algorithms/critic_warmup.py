@@ -65,9 +65,8 @@ def _explained(batch: Batch) -> float | None:
     used instead: rollouts of a group are in several minibatches, so from the second minibatch on
     the critic was already fitted to the group.
     """
-    expected = {
-        (why.rollout_id, *call): why.expected for (_, *call), why in batch.explanations.items()
-    }
+    explanations = batch.explanations.items()
+    expected = {(why.rollout_id, *call): why.expected for (_, *call), why in explanations}
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in batch.rows:
         for key, target in zip(row.call_ids, row.value_targets, strict=True):

@@ -68,15 +68,9 @@ PROBE_ROWS: Final = 4
 PROBE_SHARE: Final = 16
 """Rows that are scored before and after a step's updates: one in `PROBE_SHARE`, at least
 `PROBE_ROWS`."""
-_MINIMUM: Final = {
-    "group_size": 1,
-    "tasks_per_step": 1,
-    "minibatches": 1,
-    "resample": 0,
-    "overlap": 0,
-}
+_LOWEST = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0, "overlap": 0}
 """Integer setting → its minimum."""
-_MINIMUM_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
+_LOWEST_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """Integer setting that may be None → its minimum. `max_length` is 2, because a call has at least
 one token of prompt and one of answer."""
 
@@ -138,9 +132,9 @@ class LightningSettings:
             object.__setattr__(self, name, value)
 
     def _check(self) -> None:
-        for name, low in _MINIMUM.items():
+        for name, low in _LOWEST.items():
             validation.check_whole(name, getattr(self, name), low)
-        for name, low in _MINIMUM_IF_SET.items():
+        for name, low in _LOWEST_IF_SET.items():
             validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
@@ -498,7 +492,8 @@ class LightningRL(LightningSettings, Algorithm):
         if update:
             await trainer.publish()
         extra = self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
-        return metrics.rollout_metrics(episodes) | extra | metrics.batch_metrics(batch) | update
+        counts = metrics.rollout_metrics(episodes, self.routing())
+        return counts | extra | metrics.batch_metrics(batch) | update
 
     @property
     def _fixes_constants(self) -> bool:

@@ -10,8 +10,9 @@ from typing import Final
 from lightspan.algorithms.protocol import Metrics
 from lightspan.lightning.batch import Batch
 from lightspan.lightning.episode import Episode, dimension_means
-from lightspan.lightning.rollout_checks import app_failed, failed_with_reward
+from lightspan.lightning.rollout_checks import app_failed, failed_with_reward, is_silent
 from lightspan.lightning.rows import Row
+from lightspan.schema.routing import Routing
 
 LOG_RATIO_LIMIT: Final = 20.0
 """Differences of log-probabilities are clamped to ± this number, as in the loss."""
@@ -19,8 +20,14 @@ LOG_RATIO_LIMIT: Final = 20.0
 _SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens", "value_calls")
 
 
-def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
-    """Return counts and mean rewards of rollouts, overall and per agent."""
+def rollout_metrics(episodes: Sequence[Episode], routing: Routing | None = None) -> Metrics:
+    """Return counts and mean rewards of rollouts, overall and per agent.
+
+    Args:
+        episodes: the rollouts.
+        routing: routing of the agents, by which rollouts that asked no trained policy are counted;
+            None to count none.
+    """
     scored = [episode.reward for episode in episodes if episode.reward is not None]
     metrics: Metrics = {
         "rollouts": len(episodes),
@@ -31,6 +38,8 @@ def rollout_metrics(episodes: Sequence[Episode]) -> Metrics:
         "damaged": sum(bool(episode.capture_errors) for episode in episodes),
         "calls": sum(len(episode.calls) for episode in episodes),
     }
+    if routing is not None and (silent := sum(is_silent(each, routing) for each in episodes)):
+        metrics["silent"] = silent
     if scored:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])

@@ -170,9 +170,8 @@ def apply_feedback(spans: Sequence[Span]) -> list[Span]:
     Args:
         spans: spans of one attempt, in order of arrival (`Store.spans`).
     """
-    places = {
-        s.attributes.get(c.REWARD_CALL_ID): n for n, s in enumerate(spans) if c.is_feedback(s)
-    }
+    rated = ((n, span) for n, span in enumerate(spans) if c.is_feedback(span))
+    places = {span.attributes.get(c.REWARD_CALL_ID): n for n, span in rated}
     last = [spans[place] for place in sorted(places.values())]
     if not last:
         return list(spans)

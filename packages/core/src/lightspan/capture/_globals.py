@@ -53,9 +53,9 @@ class State:
     sdk_patches: dict[str, list[Patch]] = field(default_factory=dict)
     """Name of an SDK → patches of the `request` methods of its clients."""
     import_hooks: dict[str, ImportHook] = field(default_factory=dict)
-    """Name of an SDK → hook that patches the SDK once it is imported."""
-    http_patches: list[Patch] = field(default_factory=list)
-    """Patches of HTTP clients, in a dry run."""
+    """Name of an SDK or HTTP client → hook that patches it once it is imported."""
+    http_patches: dict[str, list[Patch]] = field(default_factory=dict)
+    """Name of an HTTP client → patches of its classes, in a dry run."""
     thread_patches: list[Patch] = field(default_factory=list)
     """Patches that copy the context into threads and pools."""
     carriers: set[str] = field(default_factory=set)

@@ -12,6 +12,15 @@ from types import ModuleType
 from typing import Any
 
 
+def is_imported(name: str) -> bool:
+    """Return whether a module is imported completely.
+
+    False during its import, which is left to its own thread.
+    """
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
 class ImportHook(MetaPathFinder):
     """Calls a function when a module is imported for the first time, without changing the module.
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from lightspan.capture.call_errors import is_unreachable
 from lightspan.capture.context import current_context, make_span, notify_call_start, start_attempt
 from lightspan.capture.context_types import AgentContext, AttemptHandle, CallEnd
 from lightspan.capture.gateway_clients import aclose as aclose, close as close, sync_client
-from lightspan.capture.import_hooks import ImportHook
+from lightspan.capture.import_hooks import ImportHook, is_imported
 from lightspan.capture.misattributed_calls import check_call
 from lightspan.capture.patch import Patch
 from lightspan.capture.prompt_overrides import reading_of, record_prompt, with_text
@@ -89,9 +88,7 @@ def _wrap_now_or_later(sdk: Sdk) -> None:
         return
     for patch in patches:
         patch.undo()
-    module = sys.modules.get(sdk.name)
-    # An import that is under way is left to its own thread, which may need `state.lock`.
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
+    if is_imported(sdk.name):  # the thread of an import under way may need `state.lock`
         if hook is not None:
             hook.stop()
         _wrap(sdk)

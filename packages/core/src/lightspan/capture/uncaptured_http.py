@@ -1,15 +1,14 @@
 """Record model requests that bypass the SDKs of `sdks`, in a dry run (`lightspan dev`).
 
-httpx, httpx2, requests and aiohttp are patched when a process opens its first attempt of a dry run.
-For each POST to the path of a model's API, the acting agent, the calling package, the model and the
-URL are recorded, so that the report can recommend a change. urllib and botocore are not patched.
+Once a process opens an attempt of a dry run, httpx, httpx2, requests and aiohttp are patched: at
+once if the app has imported them, or else after their import. For each POST to the path of a
+model's API, the acting agent, the calling package, the model and the URL are recorded, so that the
+report can recommend a change. urllib and botocore are not patched.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 from lightspan.capture._globals import state
 from lightspan.capture.context import current_agent
+from lightspan.capture.import_hooks import ImportHook, is_imported
 from lightspan.capture.patch import Patch
 from lightspan.capture.sdks import SDKS
 from lightspan.schema.provenance import Request
@@ -38,20 +38,38 @@ _SDK_MODULES: Final = tuple(f"{sdk.name}._base_client" for sdk in SDKS)
 
 
 def install() -> None:
-    """Patch the installed HTTP clients to record requests to models. Idempotent."""
-    if state.http_patches:
+    """Patch the installed HTTP clients to record requests to models. Idempotent.
+
+    It imports no client. Other attempts of the process may be running, and code that looks for an
+    optional client in `sys.modules`, such as openai's for httpx2, would find it half imported.
+    """
+    with state.lock:
+        for package in _PATCHES:
+            if is_imported(package):
+                _patch(package)
+            elif package not in state.import_hooks:
+                state.import_hooks[package] = ImportHook(package, partial(_patch, package))
+
+
+def _patch(package: str) -> None:
+    """Patch the classes of an imported package, unless they are patched already."""
+    if (hook := state.import_hooks.pop(package, None)) is not None:
+        hook.stop()
+    if package in state.http_patches:
         return
-    for package, owner, method, make in _PATCHES:
-        with contextlib.suppress(Exception):  # not installed, or of a version without the method
-            patched = getattr(importlib.import_module(package), owner)
-            original = getattr(patched, method)
-            state.http_patches.append(Patch(patched, method, partial(make, original)))
+    patches = state.http_patches[package] = []
+    classes, method, make = _PATCHES[package]
+    for name in classes:
+        with contextlib.suppress(Exception):  # of a version without the method
+            owner = getattr(sys.modules[package], name)
+            patches.append(Patch(owner, method, partial(make, getattr(owner, method))))
 
 
 def uninstall() -> None:
-    """Undo `install`."""
+    """Undo `install`; hooks that wait for an import are removed by the caller."""
     while state.http_patches:
-        state.http_patches.pop().undo()
+        for patch in state.http_patches.popitem()[1]:
+            patch.undo()
 
 
 def _send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -73,12 +91,14 @@ def _aiohttp_request(original: Callable[..., Any], patch: Patch) -> Callable[...
     return request
 
 
-_PATCHES: Final = (
-    *((p, kind, "send", _send) for p in ("httpx", "httpx2") for kind in ("Client", "AsyncClient")),
-    ("requests", "Session", "send", _send),
-    ("aiohttp", "ClientSession", "_request", _aiohttp_request),
-)
-"""Package, class, method, and function that makes the replacement of the method."""
+_CLIENTS: Final = ("Client", "AsyncClient")
+_PATCHES: Final[Mapping[str, tuple[tuple[str, ...], str, Callable[..., Any]]]] = {
+    "httpx": (_CLIENTS, "send", _send),
+    "httpx2": (_CLIENTS, "send", _send),
+    "requests": (("Session",), "send", _send),
+    "aiohttp": (("ClientSession",), "_request", _aiohttp_request),
+}
+"""Package → classes, method, and function that makes the replacement of the method."""
 
 
 def _body(request: Any) -> Any:

@@ -30,7 +30,7 @@ from lightspan.lightning.span_tree import SpanNode, build_tree, walk
 from lightspan.schema import semconv
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward, reward_of, usable
-from lightspan.schema.routing import Route, agent_name, join_path
+from lightspan.schema.routing import Route, Routing, agent_name, join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 
@@ -312,6 +312,12 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
     return replace(episode, failure_reward=value) if is_retried else episode
 
 
+def policy_calls(episode: Episode, routing: Routing) -> int:
+    """Return how many calls of an episode reached a trained policy."""
+    calls = [call for call in episode.calls if call.sequence_start is not None]
+    return sum(routing.target(call.agent_path).selected for call in calls)
+
+
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
     """Return the mean of each named reward, over the scored episodes that have it.
 
@@ -507,9 +513,7 @@ def _deduplicated(records: list[TokenRecord], notes: list[str]) -> list[TokenRec
 
 
 def _from_record(
-    record: TokenRecord,
-    llm: Mapping[str, list[Span]],
-    rewards: Mapping[str, tuple[Reward, ...]],
+    record: TokenRecord, llm: Mapping[str, list[Span]], rewards: Mapping[str, tuple[Reward, ...]]
 ) -> Call:
     spans = llm.get(record.call_id)
     span = None if spans is None else _primary(spans)

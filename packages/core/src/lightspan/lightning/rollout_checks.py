@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from lightspan.errors import AppError, RewardError, UnknownAgentError, UnsupportedError
-from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.episode import Call, Episode, policy_calls
 from lightspan.lightning.selection import (
     Coverage,
     Rejection,
@@ -47,6 +47,11 @@ WAY_OUT: Final = (
 )
 """Advice on how to point any client at the attempt's endpoint."""
 _DECLARE: Final = "name all agents: fit(…, agents=[…])"
+
+
+def is_silent(episode: Episode, routing: Routing) -> bool:
+    """Return whether an app finished without a call that reached a trained policy."""
+    return episode.finished and not app_failed(episode) and not policy_calls(episode, routing)
 
 
 class RolloutChecks:
@@ -192,9 +197,8 @@ class RolloutChecks:
         After the first message, another is printed only for a batch with many such rollouts.
         """
         damaged = [episode for episode in episodes if episode.capture_errors]
-        if not damaged or (
-            self._capture_errors_noted and len(damaged) <= FAILURE_WARNING * len(episodes)
-        ):
+        is_rare = len(damaged) <= FAILURE_WARNING * len(episodes)
+        if not damaged or (self._capture_errors_noted and is_rare):
             return
         self._capture_errors_noted = True
         error = damaged[0].capture_errors[0][:MAX_CAPTURE_ERROR_LENGTH]
@@ -208,14 +212,8 @@ class RolloutChecks:
 
         Rollouts whose app failed are left out, because `_note_failures` reports them.
         """
-        fresh = {
-            episode.task_id: episode
-            for episode in episodes
-            if episode.reward is None
-            and episode.finished
-            and not app_failed(episode)
-            and episode.task_id not in self._unscored_tasks
-        }
+        ended = [e for e in episodes if e.reward is None and e.finished and not app_failed(e)]
+        fresh = {e.task_id: e for e in ended if e.task_id not in self._unscored_tasks}
         if not fresh:
             return
         self._unscored_tasks |= fresh.keys()
@@ -409,9 +407,7 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
         raise UnsupportedError(why_no_call(episodes))
     if any(why is None for _, why in whys):
         return False
-    named = [
-        f"{agent}: {plural(count, 'call')} {why}" for (agent, why), count in whys.most_common()
-    ]
+    named = [f"{agent}: {plural(n, 'call')} {why}" for (agent, why), n in whys.most_common()]
     more = f"; and {len(named) - NAMED} more reasons" if len(named) > NAMED else ""
     raise UnsupportedError(
         f"no call of the agents to train can be trained: {'; '.join(named[:NAMED])}{more}"
@@ -511,9 +507,8 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
     uncaptured = requests_of(span for episode in episodes for span in episode.spans)
     if uncaptured:
         named = list(uncaptured)[:NAMED]
-        silent += (
-            f"; it asked {', '.join(map(describe_request, named))}, which lightspan does not see"
-        )
+        names = ", ".join(map(describe_request, named))
+        silent += f"; it asked {names}, which lightspan does not see"
         way_out = ". ".join(dict.fromkeys(f"For {one.client}, {fix_of(one)}" for one in named))
     if not failed:
         return f"{silent} (rollouts: {len(episodes)}). {way_out}"

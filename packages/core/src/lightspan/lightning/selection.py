@@ -312,9 +312,7 @@ def parse_optimize(
         dict(optimize) if isinstance(optimize, Mapping) else dict.fromkeys(names, default_policy)
     )
     if not policies:
-        raise ConfigError(
-            'optimize names no agent: name one, or leave it out for every agent ("*")'
-        )
+        raise ConfigError('optimize names no agent: name one or leave it out for every agent ("*")')
     for pattern, policy in policies.items():
         _check_name(_checked(policy, f"the policy of {pattern!r}"))
         if policy == BASE_POLICY:

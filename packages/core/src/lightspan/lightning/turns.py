@@ -51,9 +51,7 @@ class Turns:
         An entry of the first list is the sequence number at which the call ended. The entry of the
         second list is the highest turn of the calls that had ended by then.
         """
-        ends = sorted(
-            (call.sequence_end, turn) for call, turn in self if call.sequence_end is not None
-        )
+        ends = sorted((c.sequence_end, turn) for c, turn in self if c.sequence_end is not None)
         return [end for end, _ in ends], list(accumulate((turn for _, turn in ends), max))
 
     def ended_before(self, position: int) -> int | None:

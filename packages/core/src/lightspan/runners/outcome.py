@@ -17,10 +17,7 @@ from lightspan.schema.reward import Reward, parse_reward
 from lightspan.schema.semconv import CONTEXT_OVERFLOW
 from lightspan.schema.spans import text_of
 
-_STATUSES: Final = {
-    Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
-    Outcome.INFRASTRUCTURE: AttemptStatus.LOST,
-}
+_ENDS: Final = {Outcome.TIMEOUT: AttemptStatus.TIMEOUT, Outcome.INFRASTRUCTURE: AttemptStatus.LOST}
 _MAX_LEAVES: Final = 3
 """Maximum number of exceptions of an exception group that a message quotes."""
 
@@ -65,7 +62,7 @@ def classify(error: BaseException, gateway_url: str | None, caller: str = "") ->
         caller: path of the agent whose model call failed last; empty if unknown.
     """
     if isinstance(error, ProgramError):
-        status = _STATUSES.get(error.outcome, AttemptStatus.FAILED)
+        status = _ENDS.get(error.outcome, AttemptStatus.FAILED)
         return AttemptResult(status, error.outcome, text_of(error))
     message = _describe(error)
     # An app may catch the gateway's error and raise its own, so the causes are searched.

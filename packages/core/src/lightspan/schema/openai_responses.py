@@ -131,9 +131,8 @@ def convert_content(
         return content or ""
     if not isinstance(content, list | tuple):
         return other(content, where).get("content")
-    return join_parts(
-        [convert_part(part, f"{where}[{n}]", other) for n, part in enumerate(content)]
-    )
+    parts = [convert_part(each, f"{where}[{n}]", other) for n, each in enumerate(content)]
+    return join_parts(parts)
 
 
 def join_parts(parts: Sequence[Any]) -> Any:

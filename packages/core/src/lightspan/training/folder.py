@@ -35,10 +35,7 @@ LOCK: Final = "lock"
 EvaluationKind = Literal["eval", "selection"]
 """`kind` of a line of the metrics: `eval` for held-out tasks, `selection` for the selection
 split."""
-_EVALUATIONS: Final[Mapping[EvaluationKind, str]] = {
-    "eval": "evaluations",
-    "selection": "selections",
-}
+_EVALUATIONS: Final[dict[EvaluationKind, str]] = {"eval": "evaluations", "selection": "selections"}
 """Kind → name of the subfolder with its evaluations."""
 
 
@@ -307,9 +304,7 @@ class RunFolder:
         try:
             return None if data is None else msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{path} is damaged: {error}; restore a copy, or delete it"
-            ) from error
+            raise ConfigError(f"{path} is damaged: {error}; restore a copy or delete it") from error
 
     # --- rewards of scorers -----------------------------------------------------------------
     def add_rewards(self, name: str, rewards: Mapping[str, Scored]) -> None:

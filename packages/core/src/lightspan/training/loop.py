@@ -49,6 +49,8 @@ class TrainingLoop:
         self._listeners = Listeners(session.note)
         self._standing = BestSoFar.of(self._folder.evaluations("selection"))
         self._trains = self._settings.has_policies
+        self._is_cut = False
+        """Whether `max_frozen_calls` was exceeded before the evaluations of the last step."""
         engine, learner = (session.engine, session.learner) if self._trains else (None, None)
         self._meter = Meter(engine, learner, session.collector, self._state.seconds)
         self._started = time.monotonic()
@@ -95,7 +97,8 @@ class TrainingLoop:
             await budget.count_earlier(session.store, self._state.run_id)
             budget.check(self._state.step)
         await self._evaluate_if_due()
-        budget.check(self._state.step)
+        if not self._has_ended:
+            budget.check(self._state.step)
 
     async def _step(self) -> None:
         """Run one iteration, then save a checkpoint and evaluate if these are due.
@@ -113,6 +116,7 @@ class TrainingLoop:
         )
         if is_saved:
             await self._save()
+        self._is_cut = self._has_ended and budget.is_overspent
         if not budget.is_overspent:
             await self._evaluate_if_due()
         if budget.is_overspent and not is_saved:
@@ -121,7 +125,8 @@ class TrainingLoop:
             # Runners that were started by hand would continue the rollouts in flight and their
             # paid calls.
             await self._session.cancel_in_flight()
-        budget.check(step)
+        if not self._has_ended:
+            budget.check(step)
 
     async def _learn(self) -> None:
         self._state.step += 1
@@ -224,8 +229,9 @@ class TrainingLoop:
                 f"{best.interval}, the highest of {self._standing.evaluated}, so by luck too: what "
                 f"counts is the held-out one{'' if session.val else ', which needs val tasks'}"
             )
-        await self._evaluate("eval", session.val, weights)
-        session.budget.check(step)
+        self._is_cut = self._is_cut or session.budget.is_overspent
+        if not self._is_cut:
+            await self._evaluate("eval", session.val, weights)
         return best
 
     async def _finish(self) -> FitResult:
@@ -240,6 +246,10 @@ class TrainingLoop:
         folder.write_prompts(algorithm.learned_prompts())
         for name, policy in (served.policies if served is not None else {}).items():
             await session.learn(partial(session.learner.export, name, folder.path / policy.folder))
+        if session.budget.is_overspent:
+            session.note("more calls to endpoints than max_frozen_calls; the model is written")
+            if self._is_cut and (session.val or session.selection):
+                session.budget.check(self._state.step)
         result = fit_result(folder, self._state.step, self._state.seconds, best)
         write_result(folder, result, served, self._settings.metric)
         self._notify("end")

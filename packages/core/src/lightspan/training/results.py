@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.lightning.episode import Episode, dimension_means, named_means
-from lightspan.lightning.rollout_checks import app_failed, failed_with_reward
+from lightspan.lightning.episode import Episode, dimension_means, named_means, policy_calls
+from lightspan.lightning.rollout_checks import app_failed, failed_with_reward, is_silent
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
@@ -86,7 +86,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
         has_policies = any(rule.target.selected for rule in routing.rules)
-        calls = [_policy_calls(e, routing) if has_policies else len(e.calls) for e in episodes]
+        calls = (policy_calls(e, routing) if has_policies else len(e.calls) for e in episodes)
         return cls(
             step=step,
             rewards=rewards,
@@ -96,10 +96,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             weights=weights,
             clusters=dict(clusters or {}),
             policy_calls=sum(calls),
-            silent=sum(
-                has_policies and e.finished and not (count or app_failed(e))
-                for e, count in zip(episodes, calls, strict=True)
-            ),
+            silent=sum(has_policies and is_silent(e, routing) for e in episodes),
             dimensions=dimension_means(episodes),
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
@@ -194,14 +191,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULT: Final = "its endpoint's own"
+_UNDELIVERED: Final = ":undelivered"
 SILENT: Final = "without a call of the policy"
 """Description of rollouts that asked the policy nothing, after their number."""
-
-
-def _policy_calls(episode: Episode, routing: Routing) -> int:
-    """Return how many calls of an episode reached a trained policy."""
-    calls = [call for call in episode.calls if call.sequence_start is not None]
-    return sum(routing.target(call.agent_path).selected for call in calls)
 
 
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
@@ -231,6 +223,10 @@ class Outcomes(NamedTuple):
     """Rollouts on which the app failed, scored or not."""
     undelivered: int = 0
     """Calls of agents to train whose answers never reached the app; they are not trained."""
+    silent: int = 0
+    """Rollouts that the app finished without a call of a trained policy; they teach nothing."""
+    rejected: int = 0
+    """Other calls of agents to train in scored rollouts that are not trained."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
@@ -246,17 +242,22 @@ class Outcomes(NamedTuple):
         train = [line for line in metrics if line["kind"] == "train"]
         lines = [line for line in train if all(is_number(line.get(name)) for name in names)]
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
-        undelivered = int(sum(line.get("calls/rejected:undelivered") or 0 for line in lines))
-        return cls(rollouts, rollouts - scored, failed, undelivered)
+        items = [(key, value) for line in lines for key, value in line.items() if is_number(value)]
+        calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
+        rejected = sum(v for k, v in calls if not k.endswith((":unscored", _UNDELIVERED)))
+        undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
+        silent = sum(v for k, v in items if k == "silent")
+        return cls(rollouts, rollouts - scored, failed, *map(int, (undelivered, silent, rejected)))
 
     @property
     def problems(self) -> str:
-        """Numbers of unscored and failed rollouts and of undelivered answers as text.
+        """Numbers of unscored, failed and silent rollouts and of rejected calls as text.
 
         Numbers of 0 are left out, so the text may be empty.
         """
-        counts = {"unscored": self.unscored, "failed": self.failed}
-        return counted({**counts, "undelivered answers": self.undelivered})
+        counts = {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
+        calls = {"undelivered answers": self.undelivered, "rejected calls": self.rejected}
+        return counted(counts | calls)
 
     def __str__(self) -> str:
         rollouts = plural(self.rollouts, "rollout")

@@ -25,6 +25,9 @@ def find_start(
 ) -> tuple[TrainerState, Path | None]:
     """Return the state in which a run starts or resumes, and its checkpoint (None for a new run).
 
+    If the checkpoints of a run were deleted, there is none either: the step is that of its result,
+    or -1 if the run is not complete.
+
     Args:
         folder: folder of the run.
         config: settings of the run, for `config.json`.
@@ -32,12 +35,12 @@ def find_start(
         resume: whether to resume the run from the latest checkpoint.
 
     Raises:
-        ConfigError: the folder has a checkpoint and `resume` is false, or the settings of its run
-            differ from `config`.
+        ConfigError: the folder has a run that has begun and `resume` is false, or the settings of
+            its run differ from `config`.
         CheckpointError: the checkpoint cannot be read.
     """
     saved = checkpoints.latest(folder.checkpoints)
-    if saved is None:
+    if saved is None and not folder.metrics():  # which follow the first checkpoint
         if resume:
             reporter.line(f"{folder.path} holds no checkpoint to resume from: starting anew")
         return TrainerState(run_id=new_id("run")), None
@@ -47,7 +50,17 @@ def find_start(
             "another folder"
         )
     _check_settings(folder, config)
+    if saved is None:
+        return TrainerState(run_id="", step=(folder.read_result() or {"steps": -1})["steps"]), None
     return checkpoints.load_state(saved), saved
+
+
+def no_checkpoint(folder: RunFolder) -> CheckpointError:
+    """Return the error that a run has begun and its checkpoints were deleted."""
+    return CheckpointError(
+        f"the run in {folder.path} has begun, and {folder.checkpoints} is empty, so it cannot go "
+        "on: restore the checkpoints, or start anew in another folder"
+    )
 
 
 def _check_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:

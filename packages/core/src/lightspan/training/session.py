@@ -45,7 +45,7 @@ from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
-from lightspan.training.resume import find_start, next_version
+from lightspan.training.resume import find_start, next_version, no_checkpoint
 from lightspan.training.rewards import Rewards, ScoringPosition
 from lightspan.training.settings import TrainerSettings
 from lightspan.training.weight_sync_check import check_probes
@@ -158,7 +158,7 @@ class Session:
 
         Raises:
             AppError: runners cannot import the app.
-            CheckpointError: the checkpoint, or that of the best step, cannot be read.
+            CheckpointError: the checkpoint, or that of the best step, is gone or cannot be read.
             ConfigError: the folder cannot be used, is locked, or has a run that must be resumed or
                 has other settings.
         """
@@ -174,12 +174,15 @@ class Session:
         self.state, self.checkpoint = find_start(self.folder, config, self.reporter, resume=resume)
         if training and before and self.algorithm.starts_again(before):
             self.state.step = 0
-        if training or self.checkpoint is None:
+        is_bare = self.checkpoint is None and self.state.step != 0
+        if not is_bare and (training or self.checkpoint is None):
             self.folder.rewind(self.state.step if self.checkpoint else -1)
             self.folder.write_config({**config, "run_id": self.state.run_id})
         standing = BestSoFar.of(self.folder.evaluations("selection"))
         best = standing.best if self.settings.keep == "best" else None
         if not training:
+            if is_bare:
+                raise no_checkpoint(self.folder)
             if self.checkpoint is not None and best is not None:
                 self.checkpoint = self._checkpoint_at(best.step)
                 self.state = checkpoints.load_state(self.checkpoint)
@@ -188,7 +191,10 @@ class Session:
         ends = self.settings.has_ended(step, self.last_step, standing.since_best)
         if step > self.last_step:
             self.reporter.line(f"steps={self.last_step} is below the {step} done: none is trained")
-        result = finished_result(self.folder, step, best) if self.checkpoint and ends else None
+        has_begun = is_bare or self.checkpoint is not None
+        result = finished_result(self.folder, step, best) if has_begun and ends else None
+        if is_bare and result is None:
+            raise no_checkpoint(self.folder)
         self._is_resumable = result is None
         if result is not None:
             early = f" (ended by patience, step {step})" if step < self.last_step else ""

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Final
+from urllib import parse
 
 from lightspan.errors import ConfigError
 from lightspan.progress import Reporter, default_reporter
 from lightspan.protocols.engine import TokenEngine
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import add_key_variable
-from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target
+from lightspan.schema.routing import BASE_POLICY, Route, Routing, Target, split_path
 from lightspan.schema.validation import check_device_name, check_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.training.backends import uses_base
@@ -320,7 +321,7 @@ def _paths(routing: Routing) -> dict[str, str]:
     """
     names = [rule.pattern for rule in routing.rules if public_access.is_name(rule)]
     answered = [name for name in names if routing.target(name).route is not Route.APP]
-    paths = {name: f"/agents/{name}/v1" for name in answered}
+    paths = {name: f"/agents/{_encoded(name)}/v1" for name in answered}
     others = [
         rule.pattern
         for rule in routing.rules
@@ -332,3 +333,8 @@ def _paths(routing: Routing) -> dict[str, str]:
     if whole.route is Route.POLICY and "app" not in paths:
         paths["the whole app"] = "/agents/app/v1"
     return paths
+
+
+def _encoded(name: str) -> str:
+    """Return an agent's name as a part of a URL that can be pasted, without spaces or braces."""
+    return "/".join(parse.quote(part, safe="") for part in split_path(name))

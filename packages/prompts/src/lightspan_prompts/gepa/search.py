@@ -160,7 +160,7 @@ class Search:
             raise
         thread.join()
         if self._error is not None:
-            raise self._error
+            raise self._error from self._error.__cause__  # without the library's exceptions around
         for made in self._open_proposals.values():
             why = "the search ended before it was compared"
             self._trials.add_proposal(msgspec.structs.replace(made, why=why), self._candidates)
@@ -189,6 +189,11 @@ class Search:
                 if remaining < 0:
                     break
             trials.append(trial)
+        if len(trials) < min(self._settings.finalists, len(best)):
+            self._context.note(
+                f"max_rollouts={self._settings.max_rollouts} suffices to run {len(trials)} of the "
+                f"{min(self._settings.finalists, len(best))} best candidates a second time"
+            )
         del best[len(trials) :]
         if best in ([], [0]) or self._trials.spent():
             return self._chosen

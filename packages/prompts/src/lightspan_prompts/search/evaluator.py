@@ -453,10 +453,18 @@ class Evaluator:
         elif self._journal is not None and not self.is_replaying:
             self._unusable += 1
             if self._unusable >= MAX_UNUSABLE:
+                remedy = (
+                    "give another model or other sampling, such as more tokens where answers are "
+                    "cut off"
+                )
+                if "{" in str(problem):  # a placeholder of a part that is kept
+                    remedy = (
+                        "give a reflection model that keeps the braces, or name the text without "
+                        "this part in the app, by lightspan.prompt(name, text)"
+                    )
                 raise EngineError(
                     f"{MAX_UNUSABLE} answers in a row of the reflection model had no usable text, "
-                    f"the last: {problem}; give another model or other sampling, such as more "
-                    "tokens where answers are cut off, and continue with resume=True"
+                    f"the last: {problem}; {remedy}, and continue with resume=True"
                 )
 
     def _replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:

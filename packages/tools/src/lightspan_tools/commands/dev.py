@@ -58,8 +58,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--frozen",
         choices=["base", "shared"],
-        help="weights that answer for the other agents: the starting or the trained ones (the "
-        "app's own endpoint)",
+        help="weights that answer for all other agents: the starting or the trained ones (the "
+        "app's own endpoint). Other endpoints, or a choice per agent, in Python: "
+        "print(Trainer(LightningRL(…, frozen={…})).dev(app, tasks))",
     )
     parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
     parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")

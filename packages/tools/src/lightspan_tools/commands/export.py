@@ -181,6 +181,7 @@ def _copy_model(options: argparse.Namespace) -> None:
 
 def _write_prompts(options: argparse.Namespace) -> None:
     from lightspan.training.folder import RunFolder
+    from lightspan_tools.placeholders import placeholder_note
 
     run, out = RunFolder(Path(options.run_folder)), options.output
     run.read_config()  # raises if the folder holds no run
@@ -195,6 +196,9 @@ def _write_prompts(options: argparse.Namespace) -> None:
             names = ", ".join(prompts)
             raise ConfigError(f"the run has the prompts {names}, no {options.prompt!r}")
         prompts = {options.prompt: prompts[options.prompt]}
+    for name, prompt in prompts.items():
+        if note := placeholder_note(prompt):
+            print_line(f"prompt {name}: {note}", sys.stderr)
     if out is None:
         texts = [prompt.template for prompt in prompts.values()]
         if len(prompts) > 1:

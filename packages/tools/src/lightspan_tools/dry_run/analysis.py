@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from lightspan.lightning.rollout_checks import (
     MAX_REASON_LENGTH,
     app_failed,
     client_of,
+    is_silent,
     is_uncaptured,
     refusal_of,
 )
@@ -33,9 +35,10 @@ from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Json, Outcome, fingerprint, task_id
-from lightspan.schema.routing import Routing
+from lightspan.schema.routing import Route, Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.token_records import CallOutcome
 from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
 from lightspan_tools.dry_run.merge_diagnostics import (
@@ -141,6 +144,8 @@ def _agent(
         for entry in entries
         if target.selected and entry.call.span is not None and is_uncaptured(entry.call)
     )
+    spans = [e.call.span for e in entries if target.route is Route.APP and e.call.span is not None]
+    errors = [span.status_message[:MAX_REASON_LENGTH] for span in spans if _has_failed(span)]
     return model.AgentReport(
         path=path,
         policy=target.policy if target.selected else None,
@@ -163,7 +168,13 @@ def _agent(
             for call in coverage.trained
         ),
         acted=acted,
+        failed=len(errors),
+        error=errors[0] if errors else "",
     )
+
+
+def _has_failed(span: Span) -> bool:
+    return span.attributes.get(c.CALL_OUTCOME) == CallOutcome.ERROR.value
 
 
 def _spread(values: Iterable[int | None]) -> model.Spread | None:
@@ -287,6 +298,11 @@ def read_rewards(
     flat = set(groups_without_variance(rewards, failed))
     tasks = {episode.group_id: episode.task_id for episode in episodes}
     scored = _known(value for values in rewards.values() for value in values)
+    kinds = {
+        "failed": [episode for episode in episodes if app_failed(episode)],
+        "lost": [episode for episode in episodes if not episode.finished],
+        "damaged": [episode for episode in episodes if episode.capture_errors],
+    }
     return model.RewardReport(
         rollouts=len(episodes),
         scored=len(scored),
@@ -307,7 +323,16 @@ def read_rewards(
         ],
         failure_reward=failure_reward,
         by_batch=by_batch,
-        failures=_failures(episodes),
+        failures=_failures(episodes, len(episodes)),
+        reasons={
+            kind: next(
+                text
+                for text in _failures(part, len(episodes))
+                if text.startswith("damaged: ") is (kind == "damaged")
+            )
+            for kind, part in kinds.items()
+            if part
+        },
     )
 
 
@@ -320,16 +345,23 @@ def _named(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     return {key.removeprefix(prefix): metrics[key] for key in metrics if key.startswith(prefix)}
 
 
-def _failures(episodes: Sequence[Episode]) -> list[str]:
+def _failures(episodes: Sequence[Episode], total: int) -> list[str]:
+    """Return the reasons of failures and damages with their numbers, the most frequent first.
+
+    Reasons that differ only in words with digits, such as ids and times, are one. The first of them
+    is shown. `total` is the number of all rollouts.
+    """
     failures: Counter[str] = Counter()
+    first: dict[str, str] = {}
     for episode in episodes:
+        texts = [f"damaged: {error[:MAX_CAPTURE_ERROR_LENGTH]}" for error in episode.capture_errors]
         if episode.outcome is not Outcome.OK:
-            failures[f"{episode.outcome}: {episode.message}".rstrip(": ")] += 1
-        failures.update(
-            f"damaged: {reason[:MAX_CAPTURE_ERROR_LENGTH]}" for reason in episode.capture_errors
-        )
-    total = len(episodes)
-    return [f"{text} ({count} of {total} rollouts)" for text, count in failures.most_common()]
+            texts.insert(0, f"{episode.outcome}: {episode.message}".rstrip(": "))
+        for text in texts:
+            key = re.sub(r"\w*\d\w*", "#", text)
+            failures[key] += 1
+            first.setdefault(key, text)
+    return [f"{first[key]} ({count} of {total} rollouts)" for key, count in failures.most_common()]
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -382,7 +414,11 @@ def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str
 
 # --- costs ------------------------------------------------------------------------------------
 def read_costs(
-    findings: Findings, rollouts: int, plan: str, max_frozen_calls: int | None
+    findings: Findings,
+    agents: Sequence[model.AgentReport],
+    rollouts: int,
+    plan: str,
+    max_frozen_calls: int | None,
 ) -> model.CostReport:
     """Estimate how often `fit` will call each tool and each model endpoint.
 
@@ -390,6 +426,7 @@ def read_costs(
 
     Args:
         findings: the episodes of the dry run.
+        agents: the report on each agent.
         rollouts: number of rollouts of `fit`.
         plan: how `rollouts` was calculated, as text.
         max_frozen_calls: the option of `fit`; None for no limit.
@@ -412,7 +449,24 @@ def read_costs(
         ],
         endpoints=[_endpoint(name, calls, scale) for name, calls in sorted(endpoints.items())],
         max_frozen_calls=max_frozen_calls,
+        unreached=_unreached(findings, agents),
     )
+
+
+def _unreached(findings: Findings, agents: Sequence[model.AgentReport]) -> list[str]:
+    """Return the agents and patterns of `frozen=` that go to an endpoint and made no call."""
+    callers = {entry.call.agent_path for entry in findings.entries}
+    patterns = [
+        rule.pattern
+        for rule in findings.routing.rules
+        if rule.target.route in PAID and not any(map(rule.matches, callers))
+    ]
+    silent = [
+        agent.path
+        for agent in agents
+        if not agent.calls and not agent.acted and agent.route in PAID and agent.policy is None
+    ]
+    return list(dict.fromkeys([*patterns, *silent]))
 
 
 def _endpoint(name: str, calls: Sequence[Call], scale: float) -> model.EndpointReport:
@@ -435,12 +489,13 @@ def _scaled(values: Iterable[int | None], scale: float) -> float | None:
 # --- warnings ---------------------------------------------------------------------------------
 def failure_warnings(rewards: model.RewardReport) -> Iterator[str]:
     """Warn of rollouts that failed, were lost or are damaged."""
-    ends = {"failed": rewards.failed, "were lost": rewards.lost, "are damaged": rewards.damaged}
-    for verb, count in ends.items():
+    ends = {"failed": rewards.failed, "lost": rewards.lost, "damaged": rewards.damaged}
+    for kind, count in ends.items():
         if count > FAILURE_WARNING * rewards.rollouts:
-            why = f", first of all: {rewards.failures[0]}" if rewards.failures else ""
-            scored = _failure_text(rewards.failure_reward) if verb == "failed" else ""
-            yield f"{count} of {rewards.rollouts} rollouts {verb}{why}{scored}"
+            verb = {"lost": "were lost", "damaged": "are damaged"}.get(kind, kind)
+            why = rewards.reasons.get(kind, "not known")
+            scored = _failure_text(rewards.failure_reward) if kind == "failed" else ""
+            yield f"{count} of {rewards.rollouts} rollouts {verb}, first of all: {why}{scored}"
 
 
 def reward_warnings(rewards: model.RewardReport, *, trains: bool) -> Iterator[str]:
@@ -478,6 +533,18 @@ def _failure_text(failure_reward: float | str | None) -> str:
             'costs less than a wrong one: use failure_reward="lowest"'
         )
     return f"; fit scores those without a reward failure_reward={failure_reward!r}"
+
+
+def silent_warnings(findings: Findings) -> Iterator[str]:
+    """Warn of rollouts that ended well without a call of a policy that `fit` trains."""
+    if not any(rule.target.selected for rule in findings.routing.rules):
+        return
+    silent = sum(is_silent(episode, findings.routing) for episode in findings.episodes)
+    if silent > FAILURE_WARNING * len(findings.episodes):
+        yield (
+            f"{silent} of {len(findings.episodes)} rollouts ended without a call of the policy, so "
+            "they teach nothing: if a cache of the app answers, switch it off in rollouts"
+        )
 
 
 def call_warnings(

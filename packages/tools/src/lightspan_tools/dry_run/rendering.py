@@ -28,7 +28,7 @@ def render(report: model.DevReport) -> str:
         _overrides(report),
         _rewards(report.rewards, trains=bool(report.models)),
         _rows(report.rows),
-        _costs(report.costs, report.rollouts),
+        _costs(report),
         _memory(report.memory),
         _missing(report.missing),
     ]
@@ -103,6 +103,11 @@ def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: boo
         yield f"answered by {', '.join(agent.goes_to)}"
     elif agent.policy is None:
         yield f"frozen, it is not selected; answered by {', '.join(agent.goes_to)}"
+    if agent.failed and agent.policy is None:
+        yield (
+            f"{agent.failed} of {agent.calls} calls to its endpoint failed: {agent.error}. With "
+            'frozen="base", the starting weights answer in its place'
+        )
     for reason in agent.rejected:
         yield f"{reason.calls} rejected ({reason.code}): {reason.text}"
     if agent.retried:
@@ -210,9 +215,12 @@ def _rows(report: model.RowReport | None) -> Iterator[str]:
     yield from (f"    {example}" for example in report.breaks)
 
 
-def _costs(costs: model.CostReport, rollouts: int) -> Iterator[str]:
+def _costs(report: model.DevReport) -> Iterator[str]:
+    costs, rollouts, rewards = report.costs, report.rollouts, report.rewards
     yield "WHAT FIT WOULD CALL"
     yield f"  {costs.rollouts:,} rollouts: {costs.plan}"
+    seconds = report.seconds * costs.rollouts / rollouts
+    yield f"  at this dry run's speed, they take about {duration(seconds)}; updates come on top"
     rows = [
         [f"tool {each.name}", f"{each.calls / rollouts:.2f}", _about(each.expected_calls), ""]
         for each in costs.tools
@@ -225,8 +233,13 @@ def _costs(costs: model.CostReport, rollouts: int) -> Iterator[str]:
         rows.append([name, f"{each.calls / rollouts:.2f}", _about(each.expected_calls), tokens])
     if rows:
         yield from _table([["", "/rollout", "in all", ""], *rows], left=1, last=1)
-    else:
+    elif rewards.failed + rewards.lost == rewards.rollouts:
+        yield "  calls to tools and endpoints are not known: no rollout ended well"
+    elif not costs.unreached:
         yield "  no tool and no endpoint: every call is answered by models of this run"
+    if costs.unreached:
+        names = ", ".join(costs.unreached)
+        yield f"  not known, because no rollout reached them: calls to the endpoints of {names}"
     if costs.endpoints:
         limit = costs.max_frozen_calls
         most = "no limit (max_frozen_calls)" if limit is None else f"max_frozen_calls={limit:,}"

@@ -63,6 +63,10 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Trained calls inside a block of the agent that ended in an error and was retried."""
     acted: bool = False
     """Whether a span of the agent was recorded."""
+    failed: int = 0
+    """Calls that ended in an error, if the agent keeps an endpoint of its own; else 0."""
+    error: str = ""
+    """The error of such a call."""
 
 
 class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +129,9 @@ class RewardReport(msgspec.Struct, frozen=True, kw_only=True):
     by_batch: bool
     """Whether rollouts are compared with the batch or a critic in place of their group."""
     failures: list[str]
+    """Reasons of failed, lost and damaged rollouts, with their numbers; the most frequent first."""
+    reasons: dict[str, str] = {}
+    """`failed`, `lost` or `damaged` → the most frequent reason, with its number."""
 
     @property
     def unscored(self) -> int:
@@ -196,6 +203,8 @@ class CostReport(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[ToolReport]
     endpoints: list[EndpointReport]
     max_frozen_calls: int | None
+    unreached: list[str] = []
+    """Agents, or patterns of `frozen=`, whose calls go to an endpoint and that made none."""
 
     @property
     def expected_frozen_calls(self) -> float:

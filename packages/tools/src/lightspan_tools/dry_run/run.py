@@ -238,6 +238,8 @@ class DryRun:
             if split is not None and times:
                 rollouts += times * len(split)
                 text += f" + {times} x {len(split)} {verb}"
+        if self.val is None:
+            text += "; evaluations of held-out tasks (val) would come on top: none were given"
         return rollouts, text
 
     def _assemble(
@@ -254,7 +256,9 @@ class DryRun:
         rewards = analysis.read_rewards(
             findings, by_batch=by_batch, failure_reward=self._algorithm.failure_reward
         )
-        costs = analysis.read_costs(findings, rollouts, plan, self.settings.max_frozen_calls)
+        costs = analysis.read_costs(
+            findings, agents, rollouts, plan, self.settings.max_frozen_calls
+        )
         is_ours = self.settings.learner_spec is not None
         choices = self._algorithm.describe_choices() if is_ours else []
         try:
@@ -274,6 +278,7 @@ class DryRun:
             *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
             *analysis.reward_warnings(rewards, trains=trains),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
+            *(analysis.silent_warnings(findings) if trains else ()),
             *analysis.other_warnings(agents, rows, costs, memory_report),
         ]
         return model.DevReport(

@@ -64,9 +64,7 @@ def span_row(attempt: AttemptKey, span: PackedSpan) -> tuple[int, str, str, bool
 
 def record_rows(attempt: AttemptKey, call: PackedCall) -> list[tuple[Any, ...]]:
     late = attempt.is_late(call.span.epoch)
-    return [
-        (attempt.position, *record._replace(late=late or record.late)) for record in call.records
-    ]
+    return [(attempt.position, *each._replace(late=late or each.late)) for each in call.records]
 
 
 def rollout_row(position: int, new: PackedRollout, progress: Progress) -> tuple[Any, ...]:
