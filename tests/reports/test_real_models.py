@@ -57,7 +57,7 @@ def need(size: ModelSize, lora: bool) -> float:
 
 def table() -> str:
     """Return the table as Markdown."""
-    lines = ["| model | full weights | LoRA |", "|---|---|---|"]
+    lines = ["| memory without activations | full weights | LoRA |", "|---|---|---|"]
     for name in MODELS:
         full, lora = (f"{need(size_of(name), each):.0f} GiB" for each in (False, True))
         lines.append(f"| {name} | {full} | {lora} |")

@@ -138,7 +138,7 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
     assert not any(each.again for each in spent.candidates)
 
 
-@pytest.mark.parametrize(("limit", "count"), [(34, 0), (39, 1), (44, 2)])
+@pytest.mark.parametrize(("limit", "count"), [(22, 0), (29, 1), (34, 2)])
 async def test_a_budget_that_does_not_suffice_for_the_finalists_is_told(
     server: ScriptedServer, tmp_path: Path, limit: int, count: int
 ) -> None:
