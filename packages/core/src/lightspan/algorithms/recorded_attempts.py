@@ -235,7 +235,7 @@ def chat_of(episode: Episode, call: Call) -> RecordedChat:
             isinstance(parts, list) and any(map(is_reference, parts)) for parts in contents
         ),
         "with several answers": len(answers) > 1 and call.record is None,
-        "cut off": str(call.finish) not in _COMPLETE,
+        "cut off": call.record is None and str(call.finish) not in _COMPLETE,
         "whose prompt begins the answer": [m["role"] for m in prompt[-1:]] == ["assistant"],
         NO_ANSWER: not any(map(has_answer, answer)),
     }
