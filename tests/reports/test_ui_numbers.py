@@ -18,6 +18,7 @@ from lightspan.cli import main
 from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
 from lightspan.stores import open_store
+from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_ui.tokens import Tokenizer
 from packages.ui.tests.recorded import record
@@ -90,6 +91,32 @@ def test_a_run_that_a_function_scores(apps: Any, rl: Any, ask: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_run_with_a_critic(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    algorithm = rl(estimator="ppo", group_size=1, tasks_per_step=4)
+    train(algorithm, folder, apps.spell, ask(4), ask(2), steps=2)
+
+    async def read() -> tuple[v.Metrics, list[v.ChoiceDetail]]:
+        async with serving(folder) as client:
+            metrics = await client.get("/runs/run/metrics", v.Metrics)
+            query = {"mode": "train", "step": 2, "limit": 1}
+            page = await client.get("/runs/run/rollouts", v.RolloutPage, **query)
+            path = f"/runs/run/rollouts/{page.rows[0].rollout_id}"
+            rollout = await client.get(path, v.RolloutDetail)
+            calls = [each.call_id for each in rollout.calls if each.fate == "trained"]
+            details = [await client.get(f"{path}/calls/{name}", v.CallDetail) for name in calls]
+            return metrics, [choice for detail in details for choice in detail.choices]
+
+    metrics, choices = asyncio.run(read())
+    assert [point.x for point in metrics.series["learner/value_loss"]] == [1, 2]
+    assert choices
+    for choice in choices:
+        assert "the critic expected" in choice.call.why
+        assert choice.reasons is not None
+        assert choice.reasons.estimator == "ppo"
+
+
+@pytest.mark.slow
 def test_a_pruned_run(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(rl(), folder, apps.spell, ask(6), steps=3)
@@ -124,6 +151,25 @@ def test_a_run_that_searched_for_prompts(apps: Any, tmp_path: Path) -> None:
     assert [(each.texts, each.parents, each.scores) for each in running.candidates] == compared
     assert running.proposals == search.proposals
     assert (running.rollouts, running.reflections) == (search.rollouts, search.reflections)
+
+
+@pytest.mark.slow
+def test_a_run_that_searched_with_critiques(apps: Any, tmp_path: Path) -> None:
+    toy, answering = importlib.import_module("apo_toy"), importlib.import_module("gepa_toy")
+    folder = tmp_path / "run"
+    with ScriptedServer(answering.speaks) as app, ScriptedServer(toy.reflects) as thinker:
+        result = toy.train(folder, app.url, thinker.url)
+    check(folder)
+
+    [search] = asyncio.run(searches_of(folder))
+    [found] = read_searches(folder).values()
+    assert search.verdict == found.verdict()
+    assert (search.rollouts, search.reflections) == (found.rollouts, found.reflections)
+    assert [each.mean for each in search.candidates] == [each.mean for each in found.candidates]
+    [chosen] = [each for each in search.candidates if each.is_chosen]
+    assert chosen.number == found.chosen
+    after = {name: prompt.after.template for name, prompt in result.prompts.items()}
+    assert chosen.texts == after
 
 
 async def searches_of(folder: Path) -> list[v.SearchView]:
