@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 import lightspan_ui.views as v
-from lightspan import Trainer
+from lightspan import SFT, Trainer
 from lightspan.cli import main
+from lightspan.errors import ConfigError
 from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
 from lightspan.stores import open_store
 from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_ui.server import PREFIX
+from lightspan_ui.sources import Sources
 from lightspan_ui.tokens import Tokenizer
 from packages.ui.tests.recorded import record
 from packages.ui.tests.ui_client import serving
@@ -199,6 +202,21 @@ def test_a_run_of_prompts_and_weights_in_turns(apps: Any, tiny: Path, tmp_path: 
     assert found[-1].ended == "the run was stopped"
     assert found[-1].candidates
     check(tmp_path / "killed")
+
+
+@pytest.mark.slow
+async def test_a_fine_tuned_model_is_no_run(
+    one_step: tuple[Path, list[Any]], tiny: Path, tmp_path: Path
+) -> None:
+    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
+    model = await asyncio.to_thread(SFT(tiny).fit, [chat], tmp_path / "tuned", reporter=SILENT)
+    shutil.copytree(one_step[0], tmp_path / "run")
+    async with serving(tmp_path) as client:
+        assert [run.name for run in (await client.get("/places", v.Places)).runs] == ["run"]
+        assert (await client.send(f"{PREFIX}/runs/tuned")).status == 404
+    assert model.model == tmp_path / "tuned"
+    with pytest.raises(ConfigError, match=r"tuned is the folder of a model, not of a run: .*SFT"):
+        Sources([str(model.model)])
 
 
 @pytest.mark.slow
