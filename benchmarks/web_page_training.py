@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
