@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 import lightspan_ui.views as v
-from lightspan import Trainer
+from lightspan import SFT, Trainer
 from lightspan.cli import main
+from lightspan.errors import ConfigError
 from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
 from lightspan.stores import open_store
+from lightspan_prompts.search.candidates import read_searches
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_ui.server import PREFIX
+from lightspan_ui.sources import Sources
 from lightspan_ui.tokens import Tokenizer
 from packages.ui.tests.recorded import record
 from packages.ui.tests.ui_client import serving
@@ -90,6 +94,32 @@ def test_a_run_that_a_function_scores(apps: Any, rl: Any, ask: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_run_with_a_critic(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    algorithm = rl(estimator="ppo", group_size=1, tasks_per_step=4)
+    train(algorithm, folder, apps.spell, ask(4), ask(2), steps=2)
+
+    async def read() -> tuple[v.Metrics, list[v.ChoiceDetail]]:
+        async with serving(folder) as client:
+            metrics = await client.get("/runs/run/metrics", v.Metrics)
+            query = {"mode": "train", "step": 2, "limit": 1}
+            page = await client.get("/runs/run/rollouts", v.RolloutPage, **query)
+            path = f"/runs/run/rollouts/{page.rows[0].rollout_id}"
+            rollout = await client.get(path, v.RolloutDetail)
+            calls = [each.call_id for each in rollout.calls if each.fate == "trained"]
+            details = [await client.get(f"{path}/calls/{name}", v.CallDetail) for name in calls]
+            return metrics, [choice for detail in details for choice in detail.choices]
+
+    metrics, choices = asyncio.run(read())
+    assert [point.x for point in metrics.series["learner/value_loss"]] == [1, 2]
+    assert choices
+    for choice in choices:
+        assert "the critic expected" in choice.call.why
+        assert choice.reasons is not None
+        assert choice.reasons.estimator == "ppo"
+
+
+@pytest.mark.slow
 def test_a_pruned_run(apps: Any, rl: Any, ask: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(rl(), folder, apps.spell, ask(6), steps=3)
@@ -126,6 +156,25 @@ def test_a_run_that_searched_for_prompts(apps: Any, tmp_path: Path) -> None:
     assert (running.rollouts, running.reflections) == (search.rollouts, search.reflections)
 
 
+@pytest.mark.slow
+def test_a_run_that_searched_with_critiques(apps: Any, tmp_path: Path) -> None:
+    toy, answering = importlib.import_module("apo_toy"), importlib.import_module("gepa_toy")
+    folder = tmp_path / "run"
+    with ScriptedServer(answering.speaks) as app, ScriptedServer(toy.reflects) as thinker:
+        result = toy.train(folder, app.url, thinker.url)
+    check(folder)
+
+    [search] = asyncio.run(searches_of(folder))
+    [found] = read_searches(folder).values()
+    assert search.verdict == found.verdict()
+    assert (search.rollouts, search.reflections) == (found.rollouts, found.reflections)
+    assert [each.mean for each in search.candidates] == [each.mean for each in found.candidates]
+    [chosen] = [each for each in search.candidates if each.is_chosen]
+    assert chosen.number == found.chosen
+    after = {name: prompt.after.template for name, prompt in result.prompts.items()}
+    assert chosen.texts == after
+
+
 async def searches_of(folder: Path) -> list[v.SearchView]:
     async with serving(folder) as client:
         return (await client.get(f"/runs/{folder.name}/prompts", v.Prompts)).searches
@@ -153,6 +202,21 @@ def test_a_run_of_prompts_and_weights_in_turns(apps: Any, tiny: Path, tmp_path: 
     assert found[-1].ended == "the run was stopped"
     assert found[-1].candidates
     check(tmp_path / "killed")
+
+
+@pytest.mark.slow
+async def test_a_fine_tuned_model_is_no_run(
+    one_step: tuple[Path, list[Any]], tiny: Path, tmp_path: Path
+) -> None:
+    chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
+    model = await asyncio.to_thread(SFT(tiny).fit, [chat], tmp_path / "tuned", reporter=SILENT)
+    shutil.copytree(one_step[0], tmp_path / "run")
+    async with serving(tmp_path) as client:
+        assert [run.name for run in (await client.get("/places", v.Places)).runs] == ["run"]
+        assert (await client.send(f"{PREFIX}/runs/tuned")).status == 404
+    assert model.model == tmp_path / "tuned"
+    with pytest.raises(ConfigError, match=r"tuned is the folder of a model, not of a run: .*SFT"):
+        Sources([str(model.model)])
 
 
 @pytest.mark.slow

@@ -30,11 +30,17 @@ LONG: Final = "long " * 2_000_000
 QUESTIONS: Final = ("Where is my parcel?", "Refund order 17", "Do you ship to Oslo?")
 
 
+class AttackError(Exception):
+    """An error of the app whose message is an attack."""
+
+
 def answer(request: Request) -> Reply:
     """Answer with a tool call first, and with the question's own text afterwards."""
     text = request.last_text
     if text.startswith("Refund") and len(request.messages) == 1:
         return Reply(tool_calls=[ToolCall(name="refund", arguments='{"order": 17}')])
+    if text in ATTACKS:
+        return Reply(text=text, tool_calls=[ToolCall(name=text, arguments=text)])
     return Reply(text=f"About {text!r}: done." if text in QUESTIONS else text)
 
 
@@ -44,12 +50,15 @@ def main(store: str) -> None:
         client = openai.OpenAI(base_url=server.url, api_key="sk-of-the-app")
         recording = lightspan.record(store, service="shop")
         for number, text in enumerate((*QUESTIONS * 4, LONG, *ATTACKS)):
-            with lightspan.agent(text if text in ATTACKS else "helper"):
+            is_attack = text in ATTACKS
+            suppressed = (UnicodeEncodeError, AttackError)  # the SDK cannot send half a letter
+            with contextlib.suppress(*suppressed), lightspan.agent(text if is_attack else "helper"):
                 lightspan.emit_annotation({"user": f"user-{number % 3}", "tags": [text[:20]]})
-                with contextlib.suppress(UnicodeEncodeError):  # the SDK cannot send half a letter
-                    client.chat.completions.create(
-                        model="scripted", messages=[{"role": "user", "content": text}]
-                    )
+                client.chat.completions.create(
+                    model="scripted", messages=[{"role": "user", "content": text}]
+                )
+                if is_attack:
+                    raise AttackError(text)
         recording.close()
 
 

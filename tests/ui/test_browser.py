@@ -70,6 +70,24 @@ def test_the_token_leaves_the_address(ui: Any, look: Look) -> None:
     assert watched.problems == []
 
 
+def test_a_link_in_a_notebook_opens_the_page(ui: Any, browser: Any) -> None:
+    context = browser.new_context()
+    notebook = context.new_page()
+    link = f'<a href="{ui.address}" target="_blank">{ui.address}</a>'
+    # to a browser, localhost is another site than 127.0.0.1
+    notebook.route(
+        "http://localhost/", lambda route: route.fulfill(body=link, content_type="text/html")
+    )
+    notebook.goto("http://localhost/")
+    with notebook.expect_popup() as opened:
+        notebook.locator("a").click()
+    page = opened.value
+    page.locator("main tbody tr").first.wait_for()
+    assert page.url == f"{ui.origin}/"
+    assert page.evaluate("history.length") == 1
+    context.close()
+
+
 def test_runs_are_listed_with_their_gain(ui: Any, look: Look) -> None:
     watched = look(ui)
     row = watched.page.locator("tbody tr", has_text=RUN).first

@@ -8,6 +8,8 @@ import math
 import os
 import sqlite3
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import pytest
 import lightspan_ui.views as v
 from lightspan.production.feedback import feedback
 from lightspan.schema import semconv as c
+from lightspan.schema.resources import ROUTING
+from lightspan.schema.routing import make_routing
 from lightspan.schema.spans import SpanKind
 from lightspan.stores import open_store
 from lightspan.training import jsonl_log
@@ -26,7 +30,14 @@ from lightspan_ui.catalogue import histogram
 from lightspan_ui.links import links_of
 from lightspan_ui.rollouts import MAX_TOTAL
 from lightspan_ui.server import PREFIX
-from packages.ui.tests.recorded import RUN_ID, make_production_store, make_run, metrics_line, record
+from packages.ui.tests.recorded import (
+    RUN_ID,
+    make_production_store,
+    make_run,
+    metrics_line,
+    record,
+    roll_out,
+)
 from packages.ui.tests.ui_client import TOKEN, Client, eventually, serving
 
 
@@ -570,15 +581,11 @@ async def _all_answers_of_run(client: Client) -> None:
 
 
 # --- events -----------------------------------------------------------------------------------
-@pytest.mark.slow
-async def test_pages_are_told_of_changes(tmp_path: Path) -> None:
-    folder = await make_run(tmp_path / "runs" / "run", steps=1, is_complete=False)
-    url = await make_production_store(tmp_path / "app.db")
-    async with serving(tmp_path / "runs", url) as client:
-        await client.get("/runs/run", v.RunDetail)
-        await client.get("/stores/app/rollouts", v.RolloutPage)
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        stream = await client.session.get(f"{client.server.url}{PREFIX}/events", headers=headers)
+@asynccontextmanager
+async def changes_of(client: Client) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """Open the stream of changes; yield a function that waits for the next one."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with client.session.get(f"{client.server.url}{PREFIX}/events", headers=headers) as stream:
         assert stream.headers["Content-Type"] == "text/event-stream"
 
         async def next_change() -> dict[str, Any]:
@@ -589,16 +596,26 @@ async def test_pages_are_told_of_changes(tmp_path: Path) -> None:
                         change: dict[str, Any] = json.loads(line.removeprefix("data: "))
                         return change
 
-        await asyncio.sleep(1.2)  # the times of the files are read
-        folder.add_metrics(metrics_line(2))
-        assert (await next_change())["place"] == "runs/run"
-        async with open_store(url) as store:
-            await record(store, "ro-new")
-        change = await next_change()
-        assert change["place"] == "stores/app"
-        await make_run(tmp_path / "runs" / "second")
-        assert (await next_change())["place"] == ""
-        stream.close()
+        yield next_change
+
+
+@pytest.mark.slow
+async def test_pages_are_told_of_changes(tmp_path: Path) -> None:
+    folder = await make_run(tmp_path / "runs" / "run", steps=1, is_complete=False)
+    url = await make_production_store(tmp_path / "app.db")
+    async with serving(tmp_path / "runs", url) as client:
+        await client.get("/runs/run", v.RunDetail)
+        await client.get("/stores/app/rollouts", v.RolloutPage)
+        async with changes_of(client) as next_change:
+            await asyncio.sleep(1.2)  # the times of the files are read
+            folder.add_metrics(metrics_line(2))
+            assert (await next_change())["place"] == "runs/run"
+            async with open_store(url) as store:
+                await record(store, "ro-new")
+            change = await next_change()
+            assert change["place"] == "stores/app"
+            await make_run(tmp_path / "runs" / "second")
+            assert (await next_change())["place"] == ""
 
 
 # --- links, export ----------------------------------------------------------------------------
@@ -731,3 +748,77 @@ async def test_odd_metrics_hide_no_other_run(line: dict[str, Any], tmp_path: Pat
         for path in ("/runs/odd", "/runs/odd/metrics", "/runs/odd/rollouts"):
             answer = await client.send(PREFIX + path)
             assert answer.status == 200 or answer.error
+
+
+@pytest.mark.slow
+async def test_a_store_grows_and_moves_while_a_page_is_open(tmp_path: Path) -> None:
+    place, other = tmp_path / "here" / "run", tmp_path / "here" / "other"
+    place.parent.mkdir()
+    folder = await make_run(place, steps=2)
+    await make_run(other, steps=1)
+    async with serving(tmp_path / "here") as client, changes_of(client) as next_change:
+        first = await client.get("/runs/run/rollouts", v.RolloutPage, limit=2)
+        assert [row.rollout_id for row in first.rows] == ["ro-2-1", "ro-2-0"]
+        await asyncio.sleep(1.2)  # the times of the files are read
+        async with open_store(folder.store_url) as store:
+            routing = make_routing({"writer": "main"}, None, "main", None)
+            resources = await store.put_resources({ROUTING: routing})
+            for number in range(3):
+                await roll_out(store, resources, 3, number, 0.5)
+        assert (await next_change())["place"] == "runs/run"
+        # the next page goes on where the first one ended, although there are new rows before it
+        query = {"limit": 2, "cursor": first.cursor}
+        second = await client.get("/runs/run/rollouts", v.RolloutPage, **query)
+        assert [row.rollout_id for row in second.rows] == ["ro-1-1", "ro-1-0"]
+        assert (second.total, second.cursor) == (7, "")
+        assert (await client.get("/runs/run", v.RunDetail)).coverage_of == 7
+
+        file, away = place / "store.db", tmp_path / "away.db"
+        file.rename(away)
+        assert (await next_change())["place"] == "runs/run"
+        for path in ("rollouts", "facets", "groups", "rollouts/ro-1-0", "export"):
+            answer = await client.send(f"{PREFIX}/runs/run/{path}")
+            assert (answer.status, "store.db" in answer.error) == (404, True)
+        run = await client.get("/runs/run", v.RunDetail)
+        assert "store.db" in run.error
+        assert (run.summary.state, run.summary.steps) == ("finished", 2)
+        assert (await client.get("/runs/other/rollouts", v.RolloutPage)).total == 2
+
+        away.rename(file)
+        assert (await next_change())["place"] == "runs/run"
+        assert (await client.get("/runs/run/rollouts", v.RolloutPage)).total == 7
+        assert (await client.get("/runs/run", v.RunDetail)).error == ""
+
+        place.rename(place.with_name("renamed"))  # with its store open
+        while (await next_change())["place"]:  # until the list of runs changes
+            pass
+        assert (await client.send(f"{PREFIX}/runs/run/rollouts")).status == 404
+        assert (await client.get("/runs/renamed/rollouts", v.RolloutPage)).total == 7
+
+
+@pytest.mark.parametrize("version", [1, 99])
+async def test_a_store_that_changes_its_format_says_so(version: int, tmp_path: Path) -> None:
+    url = await make_production_store(tmp_path / "app.db")
+    async with serving(url) as client:
+        assert (await client.get("/stores/app/rollouts", v.RolloutPage)).total == 3
+        await make_production_store(tmp_path / "new.db")
+        with sqlite3.connect(tmp_path / "new.db") as db:
+            db.execute(f"PRAGMA user_version = {version}")
+        db.close()
+        (tmp_path / "new.db").replace(tmp_path / "app.db")
+        answer = await client.send(f"{PREFIX}/stores/app/rollouts")
+        assert answer.status in (400, 503)
+        assert "app.db" in answer.error
+
+
+async def test_a_store_that_is_written_to_is_read(tmp_path: Path) -> None:
+    url = await make_production_store(tmp_path / "app.db")
+    async with serving(url) as client:
+        for begin in ("BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"):
+            db = sqlite3.connect(tmp_path / "app.db")
+            db.execute(begin)
+            [store] = (await client.get("/places", v.Places)).stores
+            assert (store.error, store.rollouts) == ("", {"succeeded": 3})
+            assert (await client.get("/stores/app/rollouts", v.RolloutPage)).total == 3
+            db.rollback()
+            db.close()

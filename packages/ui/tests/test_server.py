@@ -113,6 +113,18 @@ async def test_the_printed_address_becomes_a_cookie(client: Client) -> None:
     assert away.headers["Location"] == "/evil.example/"
 
 
+async def test_a_link_of_another_site_signs_in(client: Client) -> None:
+    headers = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    answer = await client.send(f"/?token={TOKEN}&sort=best", Authorization=None, **headers)
+    # a redirect would go on without the strict cookie, and end with 401
+    assert (answer.status, answer.headers["Refresh"]) == (200, "0; url=/?sort=best")
+    assert "SameSite=Strict" in answer.headers["Set-Cookie"]
+    away = await client.send(f"//evil.example/?token={TOKEN}", Authorization=None, **headers)
+    assert away.headers["Refresh"] == "0; url=/evil.example/"
+    wrong = await client.send("/?token=wrong", Authorization=None, **headers)
+    assert (wrong.status, "Set-Cookie" in wrong.headers) == (401, False)
+
+
 async def test_writes_are_json_from_our_own_pages(client: Client) -> None:
     path = f"{PREFIX}/stores/app/feedback"
     wish = {"id": "at-ro-1", "reward": 1.0}

@@ -245,7 +245,7 @@ class Api:
         place = self._place_of(request)
         try:
             wish = msgspec.json.decode(await request.read(), type=views.FeedbackRequest)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(f"no rating: {error}") from error
         if len(wish.comment) > MAX_COMMENT:
             raise ConfigError(f"a comment has at most {MAX_COMMENT} characters")

@@ -133,7 +133,7 @@ class UiServer(HttpServer):
         if refusal is not None:
             return problem(refusal.status, refusal.text)
         if guard.signs_in(head):
-            return signed_in(request, guard)
+            return signed_in(request, guard, is_link=head.fetch_site == "cross-site")
         return await handler(request)
 
     @web.middleware
@@ -192,14 +192,22 @@ def head_of(request: web.Request, cookie: str) -> Head:
     )
 
 
-def signed_in(request: web.Request, guard: Guard) -> web.Response:
-    """Return a redirect to the same page without the token, which the cookie then holds."""
+def signed_in(request: web.Request, guard: Guard, *, is_link: bool) -> web.Response:
+    """Return a redirect to the same page without the token, which the cookie then holds.
+
+    Args:
+        request: the request.
+        guard: the guard of the server.
+        is_link: whether a page of another site, such as a notebook at localhost, links here.
+    """
     query = request.rel_url.without_query_params("token").raw_query_string
     # a path that began with two slashes would name another host
     path = "/" + request.rel_url.raw_path.lstrip("/")
-    response = web.Response(
-        status=HTTPStatus.SEE_OTHER, headers={"Location": f"{path}?{query}" if query else path}
-    )
+    target = f"{path}?{query}" if query else path
+    if is_link:  # browsers send no strict cookie while they follow another site's link
+        response = web.Response(headers={"Refresh": f"0; url={target}"}, content_type="text/html")
+    else:
+        response = web.Response(status=HTTPStatus.SEE_OTHER, headers={"Location": target})
     response.set_cookie(guard.cookie, guard.token, httponly=True, samesite="Strict", path="/")
     return response
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from lightspan.errors import ConfigError, LightspanError, NotFoundError
 from lightspan.stores import names_store, open_existing, public_url
 from lightspan.stores.protocol import Store
-from lightspan.training.folder import CONFIG
+from lightspan.training.folder import CONFIG, METRICS
 from lightspan_ui.catalogue import Catalogue
 from lightspan_ui.entries import Scoring
 from lightspan_ui.run_files import stamp_of
@@ -150,7 +150,7 @@ class Sources:
         names: folders of runs, a run's folder, and URLs of stores.
 
     Raises:
-        ConfigError: a folder does not exist, or a name is that of a file.
+        ConfigError: a folder does not exist or is that of a model, or a name is that of a file.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -160,6 +160,12 @@ class Sources:
                 raise ConfigError(
                     f"{secretless(name)} is no folder: name a run such as runs/sql, a folder of "
                     "runs, or a store such as sqlite:app.db"
+                )
+            if is_model(Path(name)) and not is_run(Path(name)):
+                raise ConfigError(
+                    f"{secretless(name)} is the folder of a model, not of a run: name a run such "
+                    "as runs/sql, or a folder of runs. Fine-tuning (SFT) writes a model alone, "
+                    "without rollouts"
                 )
         self._roots = [Path(name) for name in folders]
         self.runs: dict[str, Place] = {}
@@ -252,14 +258,33 @@ def run_folders(root: Path) -> list[Path]:
     They are sorted by name. The list is empty if the folder cannot be read.
     """
     root = root.resolve()
-    if (root / CONFIG).exists():
+    if is_run(root):
         return [root]
     try:
         with os.scandir(root) as entries:
             paths = [Path(entry.path) for entry in entries if entry.is_dir()]
     except OSError:
         return []
-    return sorted(path for path in paths if (path / CONFIG).exists())[-MAX_RUNS:]
+    return sorted(path for path in paths if is_run(path))[-MAX_RUNS:]
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    if not (path / CONFIG).exists():
+        return False
+    return (path / METRICS).exists() or not is_model(path)  # most are known by their metrics
+
+
+def is_model(path: Path) -> bool:
+    """Return whether a folder is that of a model, which has a `config.json` like a run."""
+    return any((path / name).exists() for name in MODEL_FILES)
+
+
+MODEL_FILES: Final = (
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
+    *("adapter_config.json", "tokenizer_config.json"),
+)
+"""Files of which transformers writes at least one, and a run none, next to `config.json`."""
 
 
 def shown_name(path: Path) -> str:
