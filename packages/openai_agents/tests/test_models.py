@@ -151,6 +151,7 @@ ASKED = {
     c.OPERATION_NAME: "chat",
     c.OPENINFERENCE_KIND: "LLM",
     c.REQUEST_MODEL: "Mine",
+    c.INSTRUCTIONS: True,
     c.INPUT_MESSAGES: [
         {"role": "system", "parts": [{"type": "text", "content": "You are writer."}]},
         {"role": "user", "parts": [{"type": "text", "content": "go"}]},
