@@ -102,8 +102,8 @@ def shown(followed: Follower, command: str) -> str:
 def lines_of(text: str) -> set[str]:
     """Return the distinct lines of a text without what differs from run to run.
 
-    Numbers, ids, paths and units of time become `#`. Rewards of single tasks and answers of the model are left
-    out.
+    Numbers, ids, paths and units of time become `#`. Rewards of single tasks and answers of the
+    model are left out.
     """
     kept = [line for line in text.splitlines() if not re.match(r"  [0-9a-f]{16} |.*\ufffd", line)]
     numbered = [re.sub(r"\S*[\d/]\S*", "#", line).replace("GiB", "MiB") for line in kept]
