@@ -50,11 +50,20 @@ export function useApi(address, place = "") {
         error: "",
     });
     const [round, setRound] = useState(0);
-    const reload = () => setRound((n) => n + 1);
+    const isBusy = useRef(false);
+    const isStale = useRef(false);
+    const reload = () => {
+        // a request that is under way goes on: where changes come faster than answers, none would arrive
+        if (isBusy.current)
+            isStale.current = true;
+        else
+            setRound((n) => n + 1);
+    };
     useEffect(() => {
         if (address === null)
             return undefined;
         const stop = new AbortController();
+        isBusy.current = true;
         fetch(ROOT + address, { signal: stop.signal, headers: { Accept: "application/json" } })
             .then((response) => answer(response))
             .then((data) => setState({ of: address, data, error: "" }))
@@ -64,8 +73,19 @@ export function useApi(address, place = "") {
             const text = error instanceof TypeError ? "no connection to lightspan ui" : String(error.message);
             // an error of another question must not show the answer to the earlier one
             setState((old) => ({ of: address, data: old.of === address ? old.data : null, error: text }));
+        })
+            .finally(() => {
+            if (stop.signal.aborted)
+                return;
+            isBusy.current = false;
+            if (isStale.current)
+                setRound((n) => n + 1);
+            isStale.current = false;
         });
-        return () => stop.abort();
+        return () => {
+            stop.abort();
+            isBusy.current = false;
+        };
     }, [address, round]);
     useChanges(place, reload);
     return { data: state.data, error: state.error, isLoading: state.of !== address, reload };
