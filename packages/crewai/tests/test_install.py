@@ -68,7 +68,7 @@ def test_agents_by_their_settings(server: ScriptedServer) -> None:
 def test_the_page(server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the app on the page, and compare its agents with those that the page shows."""
     page = import_page("crewai", tmp_path, monkeypatch, server.url)
-    assert shown("crewai") == [str(agents(page["haiku"].crew))]
+    assert shown("crewai")[0] == str(agents(page["haiku"].crew))
     with captured() as run:
         assert page["learning"].answer(page["train"].topics[0]) == 0.0
     assert [line.strip() for line in tree(run.spans) if "chat" in line] == [
