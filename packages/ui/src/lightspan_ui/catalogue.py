@@ -50,9 +50,9 @@ MAX_COUNTS: Final = 200
 """Maximum values of a filter that are counted; the most frequent ones."""
 SEARCH_PORTION: Final = 256
 """Number of attempts that are searched for at once."""
-SEARCH_DEADLINE_S: Final = 2.0
+SEARCH_DEADLINE_S: Final = 1.8
 """Seconds after which a search for text answers with what it has found so far."""
-FIRST_READING_S: Final = 0.5
+FIRST_READING_S: Final = 0.15
 """Seconds for which an answer waits for the reading of spans in the background."""
 MAX_SEARCHES: Final = 8
 """Maximum number of texts whose attempts are kept."""
