@@ -52,7 +52,7 @@ SEARCH_PORTION: Final = 256
 """Number of attempts that are searched for at once."""
 SEARCH_DEADLINE_S: Final = 1.8
 """Seconds after which a search for text answers with what it has found so far."""
-FIRST_READING_S: Final = 0.15
+FIRST_READING_S: Final = 0.1
 """Seconds for which an answer waits for the reading of spans in the background."""
 MAX_SEARCHES: Final = 8
 """Maximum number of texts whose attempts are kept."""
