@@ -184,6 +184,8 @@ async def test_an_answer_may_be_a_call_of_a_tool(tmp_path: Path) -> None:
         ("reward_min=nan", "reward_min=nan: give a number"),
         ("rated=maybe", "rated=maybe: give one of yes, no"),
         ("limit=all", "limit=all: give a whole number"),
+        ("limit=201", "limit=201: give 1 to 200"),
+        ("limit=0", "limit=0: give 1 to 200"),
     ],
 )
 async def test_a_parameter_of_another_type_is_refused(

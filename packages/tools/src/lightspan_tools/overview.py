@@ -212,7 +212,7 @@ def row_of(view: RolloutView) -> TableRow:
 
 
 def _distinct(episode: Episode) -> list[Call]:
-    """Return the calls of an episode; one with several choices, which has several entries, once."""
+    """Return the calls of an episode, one entry for a call with several choices."""
     return list({call.call_id: call for call in episode.calls}.values())
 
 

@@ -31,10 +31,9 @@ from lightspan_ui.links import links_of
 from lightspan_ui.rollouts import (
     call_detail,
     group_rollout,
-    production_views,
     rollout_detail,
-    run_views,
     span_detail,
+    views_of,
 )
 from lightspan_ui.run_page import RunScoring, detail_of
 from lightspan_ui.runs import Failure, Run, error_text, metrics_view, secretless
@@ -163,10 +162,10 @@ class Api:
             raise NotFoundError(f"there is no group {name!r}")
         shown = sorted(members, key=best_first)[:MAX_GROUP]
         rows = await catalogue.rows(shown)
-        found = await self._views(place, catalogue, shown)
+        by_id = await self._views(place, catalogue, shown)
         rollouts = [
-            group_rollout(found[row.rollout_id], row)
-            if row.rollout_id in found
+            group_rollout(by_id[row.rollout_id], row)
+            if row.rollout_id in by_id
             else views.GroupRollout(row=row, answers=[])
             for row in rows
         ]
@@ -298,13 +297,9 @@ class Api:
         self, place: Place, catalogue: Catalogue, entries: Sequence[Entry]
     ) -> dict[str, RolloutView]:
         """Return the views of rollouts by id, without those that no runner started."""
-        states = await catalogue.states(entries)
-        if place.run is not None:
-            folder, rewards = place.run.folder, catalogue.scoring.rewards
-            found = await run_views(folder, catalogue.store, states, rewards)
-        else:
-            found = await production_views(catalogue.store, states)
-        return {view.state.rollout.rollout_id: view for view in found}
+        folder = None if place.run is None else place.run.folder
+        shown = await views_of(catalogue, folder, entries)
+        return {view.state.rollout.rollout_id: view for view in shown}
 
 
 class _OpenRun:

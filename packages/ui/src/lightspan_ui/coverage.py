@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from lightspan.lightning.selection import Rejection
@@ -19,7 +19,7 @@ from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_ui import views
 from lightspan_ui.catalogue import Catalogue
 from lightspan_ui.entries import Entry
-from lightspan_ui.rollouts import SEARCHES, fate_of, has_searched_prompt, run_views
+from lightspan_ui.rollouts import SEARCHES, fate_of, has_searched_prompt, views_of
 from lightspan_ui.run_files import LiveRunFolder
 
 PORTION: Final = 128
@@ -138,8 +138,8 @@ class Coverage:
         while todo := self._uncounted(catalogue):
             for number, start in enumerate(range(0, len(todo), PORTION), 1):
                 portion = todo[start : start + PORTION]
-                found = await self._read(catalogue, [entry for entry, _ in portion])
-                counted = {view.state.rollout.rollout_id: counts_of(view) for view in found}
+                shown = await views_of(catalogue, self._folder, [entry for entry, _ in portion])
+                counted = {view.state.rollout.rollout_id: counts_of(view) for view in shown}
                 for entry, key in portion:
                     counts = counted.get(entry.summary.rollout_id, _NOTHING)
                     counts = self._interned.setdefault(counts, counts)
@@ -165,11 +165,6 @@ class Coverage:
             if self._counts.get(summary.rollout_id, (None,))[0] != key:
                 todo.append((entry, key))
         return todo
-
-    async def _read(self, catalogue: Catalogue, portion: Sequence[Entry]) -> list[RolloutView]:
-        states = await catalogue.states(portion)
-        rewards = catalogue.scoring.rewards
-        return await run_views(self._folder, catalogue.store, states, rewards)
 
     def _read_basis(self) -> object:
         """Return what the counts of all rollouts depend on: which calls the learner refused."""

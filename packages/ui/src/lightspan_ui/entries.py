@@ -114,12 +114,12 @@ class Scoring:
 def _set_recorded(entry: Entry) -> None:
     """Set the reward that was recorded, by its spans if they were read."""
     summary, facts = entry.summary, entry.facts
-    given = summary.feedback if summary.mode is Mode.PRODUCTION else None
-    given = given or summary.reward
+    feedback = summary.feedback if summary.mode is Mode.PRODUCTION else None
+    reward = feedback or summary.reward
     if facts is not None:
         entry.reward, entry.dimensions = facts.reward, facts.dimensions or {}
-    elif given is not None:
-        entry.reward, entry.dimensions = given.value, given.dimensions
+    elif reward is not None:
+        entry.reward, entry.dimensions = reward.value, reward.dimensions
 
 
 def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,7 +20,7 @@ from lightspan_ui import views
 from lightspan_ui.catalogue import PORTION, Catalogue
 from lightspan_ui.entries import Entry
 from lightspan_ui.filters import Filters, time_of
-from lightspan_ui.rollouts import production_views, run_views
+from lightspan_ui.rollouts import views_of
 from lightspan_ui.sources import Place
 
 COUNTING_S: Final = 2.0
@@ -53,8 +53,8 @@ async def export_text(catalogue: Catalogue, filters: Filters, place: Place) -> v
         filters: the filters; the note names those that fine-tuning lacks.
         place: the run or store.
     """
-    known = _STORE if place.run is None else _RUN
-    used, others = split(filters, known, is_store=place.run is None)
+    applicable = _STORE if place.run is None else _RUN
+    used, others = split(filters, applicable, is_store=place.run is None)
     # the score of a call may pass where that of its attempt does not
     wider = msgspec.structs.replace(used, agent=None)
     if place.run is None:
@@ -127,12 +127,13 @@ async def count_taken(
     only = Filter(
         agents=() if filters.agent is None else (filters.agent,), min_reward=filters.reward_min
     )
+    folder = None if place.run is None else place.run.folder
     deadline = time.monotonic() + COUNTING_S
     for start in range(0, len(entries), PORTION):
         if start and time.monotonic() > deadline:
             return taken
         portion = entries[start : start + PORTION]
-        async for view in _views(catalogue, place, portion):
+        for view in await views_of(catalogue, folder, portion):
             rows, calls = calls_of(view, only, is_store=place.run is None)
             taken.rows += rows
             taken.calls += calls
@@ -140,19 +141,6 @@ async def count_taken(
         taken.read += len(portion)
     taken.is_complete = True
     return taken
-
-
-async def _views(
-    catalogue: Catalogue, place: Place, entries: Sequence[Entry]
-) -> AsyncIterator[RolloutView]:
-    states = await catalogue.states(entries)
-    if place.run is None:
-        found = await production_views(catalogue.store, states)
-    else:
-        rewards = catalogue.scoring.rewards
-        found = await run_views(place.run.folder, catalogue.store, states, rewards)
-    for view in found:
-        yield view
 
 
 def calls_of(view: RolloutView, only: Filter, *, is_store: bool) -> tuple[int, int]:

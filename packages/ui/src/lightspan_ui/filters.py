@@ -127,7 +127,7 @@ def _convert(values: Mapping[str, str], kind: type[T]) -> T:
 
 
 def wanted_text(hint: Any) -> str:
-    """Return what a parameter of a type takes, as text."""
+    """Describe the values that a parameter of a type accepts."""
     kinds = get_args(hint) or (hint,)
     if int in kinds:
         return "a whole number"

@@ -137,7 +137,7 @@ def _host_refusal(head: Head, host: str, port: int) -> Refusal | None:
 
 
 def _origin_refusal(head: Head) -> Refusal | None:
-    """Refuse what a page of another origin sent, except that a link there may open a page here."""
+    """Refuse requests of pages of another origin, except for links that open a page."""
     is_link = _is_page(head) and head.fetch_mode == "navigate"
     is_foreign = head.fetch_site not in (None, "none", "same-origin") and not is_link
     if is_foreign or (head.origin is not None and head.origin != f"http://{head.host}"):

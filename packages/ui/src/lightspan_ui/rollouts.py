@@ -29,7 +29,7 @@ from lightspan.training.rewards import Scored
 from lightspan_tools.rollout_view import RolloutView, read_views, view_of
 from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_ui import views
-from lightspan_ui.catalogue import task_text
+from lightspan_ui.catalogue import Catalogue, task_text
 from lightspan_ui.entries import Entry
 from lightspan_ui.facts import messages_of, text_of_content, tool_text
 from lightspan_ui.tokens import Tokenizer, token_views
@@ -45,6 +45,22 @@ _RESULTS: Final = (c.TOOL_CALL_RESULT, *_BODIES, "output.value", "traceloop.enti
 _ARGUMENTS: Final = (
     *(c.TOOL_CALL_ARGUMENTS, c.OPERATION_INPUT, "input.value", "traceloop.entity.input"),
 )
+
+
+async def views_of(
+    catalogue: Catalogue, folder: RunFolder | None, entries: Sequence[Entry]
+) -> list[RolloutView]:
+    """Return the views of rollouts, without those that no runner ever started.
+
+    Args:
+        catalogue: the rollouts.
+        folder: folder of their run; None for those of a store.
+        entries: which of the rollouts.
+    """
+    states = await catalogue.states(entries)
+    if folder is None:
+        return await production_views(catalogue.store, states)
+    return await run_views(folder, catalogue.store, states, catalogue.scoring.rewards)
 
 
 async def production_views(store: Store, states: Sequence[RolloutState]) -> list[RolloutView]:
@@ -71,9 +87,9 @@ async def run_views(
     The arguments are those of `read_views`.
     """
     config = folder.read_config()
-    found = await read_views(folder, store, config, states, rewards)
+    rollouts = await read_views(folder, store, config, states, rewards)
     is_search = config.get("algorithm") in SEARCHES
-    return [as_recorded(view) for view in found] if is_search else found
+    return [as_recorded(view) for view in rollouts] if is_search else rollouts
 
 
 SEARCHES: Final = ("GEPA", "APO")
@@ -81,7 +97,7 @@ SEARCHES: Final = ("GEPA", "APO")
 
 
 def as_recorded(view: RolloutView) -> RolloutView:
-    """Return the view of a rollout as if it was recorded in production."""
+    """Return the view of a rollout whose calls count as recorded only, not as frozen."""
     rollout = msgspec.structs.replace(view.state.rollout, mode=Mode.PRODUCTION)
     return replace(view, state=msgspec.structs.replace(view.state, rollout=rollout))
 
@@ -103,12 +119,12 @@ def rollout_detail(
         others: further fields of the answer.
     """
     episode = view.episode
-    given = row.mode == Mode.PRODUCTION and any(map(c.is_feedback, spans))
+    is_rated = row.mode == Mode.PRODUCTION and any(map(c.is_feedback, spans))
     trace_id = next((span.trace_id for span in spans if span.trace_id), "")
     return views.RolloutDetail(
         row=row,
         task=cut(task_text(view.state.rollout.task))[0],
-        source="feedback" if given else str(episode.reward_source or ""),
+        source="feedback" if is_rated else str(episode.reward_source or ""),
         capture_errors=list(episode.capture_errors),
         notes=[*filter(None, [episode.unscored, span_note(len(spans))]), *episode.notes],
         attempts=[

@@ -151,29 +151,29 @@ class Run:
 
     def _continue(self, lines: list[dict[str, Any]]) -> Progress:
         """Add the new lines to what is known of the run."""
-        known = self._progress
-        if known.generation != self.folder.tail.generation:
-            known = Progress(self.folder.tail.generation, AlertMonitor(), [])
-        new = lines[known.lines :]
-        evaluations, gain = known.evaluations, known.gain
+        progress = self._progress
+        if progress.generation != self.folder.tail.generation:
+            progress = Progress(self.folder.tail.generation, AlertMonitor(), [])
+        new = lines[progress.lines :]
+        evaluations, gain = progress.evaluations, progress.gain
         if any(line["kind"] == "eval" for line in new):
             evaluations = tuple(self.folder.evaluations())
             gain = gain_of(evaluations)
         alerts = [
             views.AlertView(name=alert.name, step=alert.step, text=alert.text, page=PAGE)
-            for alert in known.monitor.read(new, evaluations)
+            for alert in progress.monitor.read(new, evaluations)
         ]
-        known = Progress(
-            known.generation,
-            known.monitor,
-            known.alerts + alerts,
+        progress = Progress(
+            progress.generation,
+            progress.monitor,
+            progress.alerts + alerts,
             evaluations,
             gain,
-            known.costs + tuple(cost for line in new for cost in costs_of(line)),
+            progress.costs + tuple(cost for line in new for cost in costs_of(line)),
             len(lines),
         )
-        self._progress = known
-        return known
+        self._progress = progress
+        return progress
 
     @property
     def is_complete(self) -> bool:

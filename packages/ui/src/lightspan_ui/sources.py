@@ -200,9 +200,9 @@ class Sources:
         if name not in table:
             self.scan()
         if name not in table:
-            known = ", ".join(list(table)[:5]) or "none"
+            names = ", ".join(list(table)[:5]) or "none"
             raise NotFoundError(
-                f"there is no {kind[:-1]} {name!r}; there are, for example: {known}"
+                f"there is no {kind[:-1]} {name!r}; there are, for example: {names}"
             )
         return table[name]
 
