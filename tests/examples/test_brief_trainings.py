@@ -1,10 +1,13 @@
 """Run each example's training from its data to its report, too briefly to learn anything.
 
+The numbers of its web page are those that `lightspan inspect` prints.
+
 `nox -s "examples(math)"`, the quickstart and CI's short run of the router check that it learns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,12 +17,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tests.reports.ui_numbers import check_run
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # the quest took 400 s beside a load of 4
-@pytest.mark.parametrize("example", ["math", "quest", "rag"])
+@pytest.mark.parametrize("example", ["math", "quest", "rag", "sql"])
 def test_the_command_trains(example: str, tmp_path: Path) -> None:
     if find_spec(f"{example}_example") is None:
         pytest.skip(f"the example {example} is in an environment of its own")
@@ -39,3 +44,4 @@ def test_the_command_trains(example: str, tmp_path: Path) -> None:
     evaluations = sorted((tmp_path / "run" / "evaluations").glob("step-*.json"))
     assert [len(json.loads(path.read_text())["rewards"]) for path in evaluations] == [8, 8]
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    asyncio.run(check_run(tmp_path / "run"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from desk_example.reflection import NO_MORE, Script, answered, in_order
 from desk_example.training import held_out_tasks, train_tasks
 from lightspan_prompts.search.candidates import read_found
 from lightspan_testing.scripted import Request, ScriptedServer
+from tests.reports.ui_numbers import check_run
 
 TRAIN = Path(__file__).parents[2] / "examples" / "desk" / "train.py"
 RIGHT = {task["message"]: task["department"] for task in (*train_tasks(), *held_out_tasks())}
@@ -77,6 +79,7 @@ def test_it_finds_a_better_prompt(
     asked = [[*r.messages[:-1], {"role": "user", "content": "{message}"}] for r in model.requests]
     assert {json.dumps(each) for each in asked if len(each) > 2} <= tried
     assert {r.headers["authorization"] for r in model.requests} == {"Bearer own-key"}
+    asyncio.run(check_run(folder))
 
 
 def test_a_real_model_may_reflect(train: Any, tmp_path: Path, model: ScriptedServer) -> None:

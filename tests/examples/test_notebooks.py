@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from lightspan_testing.scripted import Request, ScriptedServer
+from tests.reports.ui_numbers import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 NOTEBOOKS = Path(__file__).parents[2] / "examples/notebooks"
@@ -58,6 +60,7 @@ def test_an_agent_learns(tmp_path: Path) -> None:
     assert len(outputs(client, "image/png")) == 1
     assert {str(each) for each in outputs(client, "text/html")} == {""}
     assert "lowest" not in printed(client)
+    asyncio.run(check_run(tmp_path / "runs/newsroom"))
 
 
 def test_an_interrupt_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
@@ -111,3 +114,4 @@ def test_a_prompt_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         client.execute()
     assert "held-out reward: 0.00 -> 1.00" in printed(client)
     assert f"+{RULES} {{mail}}" in printed(client)
+    asyncio.run(check_run(tmp_path / "runs/mailroom"))

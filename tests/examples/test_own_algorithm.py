@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightspan.progress import SilentReporter
 from lightspan.schema.records import Outcome
 from lightspan.training.folder import RunFolder
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from tests.reports.ui_numbers import check_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm"
 
@@ -86,6 +88,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
     assert gain is not None
     assert gain.n == 32
     assert gain.low > 0.2, result.summary()
+    asyncio.run(check_run(folder.path))
 
 
 def test_the_page_has_the_files_as_they_are() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightspan_examples.script import main
 from lightspan_examples.small_model import build_model
 from router_example.messages import tasks
 from router_example.prompts import ANSWERED, ROUTED
+from tests.reports.ui_numbers import check_run
 
 pytestmark = pytest.mark.usefixtures("torch_threads")
 
@@ -80,3 +82,4 @@ def test_a_model_built_here_takes_the_same_path(
     assert main(script.EXAMPLE, script.__doc__, given) == 0
     printed = capsys.readouterr().out
     assert re.search(r"held-out department and product right: 0\.\d+ -> 0\.\d+ \(n=4", printed)
+    asyncio.run(check_run(tmp_path / "run"))
