@@ -145,7 +145,14 @@ def install_example(session: nox.Session, name: str) -> None:
     pins = ["dev", f"{example['adapter']}-latest", "examples"]
     pins += ["core-latest", "pydantic_ai-latest"] if example["adapter"] in SHARED else []
     install_torch(session)
-    ours = [*TRAIN, *HARNESS, "packages/cluster", f"packages/{example['adapter']}", COMMON]
+    ours = [
+        *TRAIN,
+        *HARNESS,
+        "packages/cluster",
+        "packages/ui",
+        f"packages/{example['adapter']}",
+        COMMON,
+    ]
     ours += [project_of(example)]
     constraints = [f"-cconstraints/{pin}.txt" for pin in pins]
     install(session, *constraints, *example.get("packages", ()), *PYTEST, "mypy", ours=ours)
