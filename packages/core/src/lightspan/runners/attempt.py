@@ -23,7 +23,6 @@ from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.outcome import STOPPED, AttemptResult, classify, result_of
 from lightspan.runners.stack_location import coroutine_stack, describe_stack
 from lightspan.schema import clock, semconv as c
-from lightspan.schema.provenance import uncaptured_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
 from lightspan.schema.resources import instructions_in, routing_of
 from lightspan.schema.semconv import exception_attributes
@@ -308,7 +307,6 @@ class AttemptRun:
         if missing is not None:
             recorder.add_capture_error(missing)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
-        attributes |= uncaptured_attributes(recorder.uncaptured)
         is_ok = ending.status is AttemptStatus.SUCCEEDED
         root = self._span(
             scope,
