@@ -88,21 +88,19 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
-    else:
-        value = _load(name)
-    globals()[name] = value
+    value = globals()[name] = _load(name)
     return value
 
 
 def _load(name: str) -> Any:
-    """Return the public object `lightspan.<name>` of a plugin.
+    """Import and return the public object `lightspan.<name>`, from the core or from a plugin.
 
     Raises:
-        AttributeError: there is no such name.
+        AttributeError: there is no such object.
         ModuleNotFoundError: the plugin, or a package that it needs, is not installed.
     """
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
     from lightspan.errors import ConfigError
     from lightspan.plugins import extra_of, installed_plugins, load_plugin
 
