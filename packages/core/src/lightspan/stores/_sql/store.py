@@ -79,13 +79,7 @@ class SQLStore(OpenedStore[D]):
         """Run a query of the reader in its thread and return its result."""
         return await self._opened.read(lambda: query(*args, **kwargs))
 
-    async def _write(
-        self,
-        work: Work[T, R],
-        items: Sequence[T],
-        *,
-        cost: int = 0,
-    ) -> list[R]:
+    async def _write(self, work: Work[T, R], items: Sequence[T], *, cost: int = 0) -> list[R]:
         """Write items in chunks, each in one short transaction, and return one result per item.
 
         Args:
