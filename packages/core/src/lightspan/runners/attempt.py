@@ -11,8 +11,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-
 from lightspan.capture import misattributed_calls
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
@@ -278,13 +276,6 @@ class AttemptRun:
                 return
             except StoreError as error:
                 log.warning("attempt %s cannot be reported: %s", self.attempt_id, error)
-            if spans:  # the reason may be the spans, such as their size: they are stored alone
-                try:
-                    await store.add_spans(self.ref, spans)
-                except LightspanError as error:
-                    capture_errors.append(f"spans could not be stored: {error}")
-                    report = msgspec.structs.replace(report, capture_errors=capture_errors)
-                spans = []
             if pause is not None:
                 await asyncio.sleep(pause)
         self._runner.returned += not ending.counts  # when the lease expires

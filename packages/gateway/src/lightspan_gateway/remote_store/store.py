@@ -7,7 +7,13 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightspan.errors import ConfigError, DataError, how_to_install
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    StoreError,
+    StoreUnreachableError,
+    how_to_install,
+)
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, Report
 from lightspan.schema.spans import Span
@@ -130,7 +136,12 @@ class RemoteStore(OpenedStore[ServerConnection]):
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
         try:
             return await self._finish(report, spans)
-        except DataError:  # perhaps a span cannot be encoded or stored
+        except StoreUnreachableError:
+            raise
+        except (
+            DataError,
+            StoreError,
+        ):  # perhaps a span is invalid or too large
             return await super().finish(report, spans)
 
     async def watch(
