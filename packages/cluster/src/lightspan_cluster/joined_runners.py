@@ -1,4 +1,4 @@
-"""Runner processes that work for the training runs that they are told."""
+"""Runner processes that work for training runs which their parent names."""
 
 from __future__ import annotations
 
