@@ -206,7 +206,7 @@ def tests_adapters(session: nox.Session, adapter: str) -> None:
 def tests_frameworks(session: nox.Session, framework: str, versions: str) -> None:
     """Test a framework that is known by its spans, without an adapter and torch."""
     pins = ["-cconstraints/dev.txt", f"-cconstraints/{framework}-{versions}.txt"]
-    needs, ours = envs.FRAMEWORKS[framework], ["packages/core", *envs.HARNESS]
+    needs, ours = envs.FRAMEWORKS[framework], ["packages/core", "packages/tools", *envs.HARNESS]
     envs.install(session, *pins, *needs["packages"], *envs.PYTEST, ours=ours)
     file = f"tests/frameworks/test_{framework}.py"
     run_pytest(session, *FAST, file, expected=needs["modules"], writes_result=True)

@@ -90,7 +90,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_its_remedy() -> None:
 def test_what_a_plugin_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = entry_point("vllm", ModuleNotFoundError("No module named 'x'", name="x"))
     monkeypatch.setattr(plugins, "installed_plugins", lambda kind: {"vllm": missing})
-    with pytest.raises(ConfigError, match=r"engines 'vllm' needs 'x': `pip install .*\[vllm\]"):
+    with pytest.raises(ConfigError, match=r"vllm needs 'x': `pip install .*\[vllm\]"):
         plugins.load_plugin("engines", "vllm")
 
 

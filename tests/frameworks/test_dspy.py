@@ -30,6 +30,7 @@ from lightspan_testing.adapter_suite.scenario_runner import play
 from lightspan_testing.adapter_suite.scenarios import App, Model, count, instructions, look
 from lightspan_testing.attempts import path_of
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_tools.uncaptured_requests import requests_of
 from tests.frameworks.framework_pages import check_page
 from tests.frameworks.suite import PROVIDER, FrameworkSuite, columns
 
@@ -319,8 +320,9 @@ def input_messages_of(provider: str, mode: str) -> tuple[list[str], Any, str]:
                 litellm.completion(**more)
             else:
                 asyncio.run(litellm.acompletion(**more))
-    uncaptured = [[*request, count] for request, count in scope.recorder.uncaptured.items()]
-    calls = [span.name for span in scope.recorder.drain() if span.kind is SpanKind.LLM]
+    spans = scope.recorder.drain()
+    uncaptured = [[*request, count] for request, count in requests_of(spans).items()]
+    calls = [span.name for span in spans if span.kind is SpanKind.LLM]
     return calls, uncaptured, server.url
 
 

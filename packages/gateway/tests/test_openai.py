@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from lightspan.errors import ConfigError
-from lightspan.protocols.engine import EndpointRefused
 from lightspan.schema.llm import LLM
+from lightspan_gateway.chat_engine import EndpointRefused
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_testing.chat_engine_suite import ChatEngineSuite
 from lightspan_testing.scripted import Reply, ScriptedServer

@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from lightspan.capture import context, emit
 from lightspan_langgraph import agents
-from lightspan_testing.attempts import captured
+from lightspan_testing.attempts import captured, push
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
@@ -152,7 +152,7 @@ def test_frames_of_ours_and_of_langgraph_interleave(server: ScriptedServer) -> N
             model.invoke("1")
             ask_raw(client)
             inner.invoke(USER)
-        with context.push(context.Frame("pushed", "ab" * 8)):
+        with push(context.Frame("pushed", "ab" * 8)):
             ask_raw(client)
         ask_raw(client)
         return {}

@@ -23,7 +23,7 @@ from lightspan.capture._globals import state
 from lightspan.capture.adapter import claim_scope, release_scope
 from lightspan.capture.context import AgentContext, Frame
 from lightspan_otel import open_spans
-from lightspan_testing.attempts import captured, make_scope
+from lightspan_testing.attempts import captured, make_scope, push
 from packages.otel.tests.spans import INVOKES, agent, path, say, tool
 
 # --- one span -------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def _level(kind: str, name: str, number: int, tracer: Tracer) -> AbstractContext
     makers: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "span": lambda: agent(tracer, name),
         "agent": lambda: lightspan.agent(name),
-        "push": lambda: context.push(Frame(name, f"{number:016x}")),
+        "push": lambda: push(Frame(name, f"{number:016x}")),
         "tool": lambda: tool(tracer, name),
         "operation": lambda: lightspan.operation(name),
         "other": lambda: tracer.start_as_current_span(name),

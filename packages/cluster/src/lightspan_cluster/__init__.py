@@ -3,7 +3,8 @@
 A *runner* is a program that executes an app's attempts.
 
 - `postgres`: the store.
-- `runner_command`: the command `lightspan runner`; `standalone` has the runner that it starts.
+- `runner_command`: the command `lightspan runner`; `standalone` has the runner that it starts,
+  `joined_runners` its processes.
 - `external_runners`: `lightspan.ExternalRunners`, with which a trainer waits for such runners.
 - `hosts`: `lightspan.Hosts`, for runners that reach the trainer's machine at one port. `join_token`
   reads the token that these runners are given, and `tunnel` encrypts their connections.

@@ -25,7 +25,6 @@ from lightspan.errors import (
 from lightspan.runners.crash_recovery import ProcessExit, requeue_attempts
 from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.gateway_probe import GatewayEndpoint
-from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole, new_id
@@ -34,6 +33,7 @@ from lightspan.stores import open_store, public_url, relay_url
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 from lightspan_cluster.app_sources import source_hashes
+from lightspan_cluster.joined_runners import JoinedRunners
 from lightspan_cluster.peers import incompatibility, is_compatible, is_present
 
 POLL_INTERVAL_S: Final = 1.0
@@ -71,7 +71,7 @@ class JoinOptions:
 async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
     """Run a runner until a training that it joined is complete, or a signal arrives.
 
-    It uses the processes of `LocalRunners`: if an app blocks, hangs or kills its process, only its
+    It uses the processes of `JoinedRunners`: if an app blocks, hangs or kills its process, only its
     own attempt fails. At the first SIGINT (Ctrl-C), running attempts may end. At a second SIGINT,
     or at SIGTERM, they are requeued.
 
@@ -94,7 +94,7 @@ async def join(options: JoinOptions, print_line: Callable[[str], None]) -> None:
     check_number("lease_s", options.lease_s, above=0)
     if options.until_idle_s is not None:
         check_number("until_idle_s", options.until_idle_s, low=0)
-    runners = LocalRunners(options.slots, processes=options.processes, isolation=options.isolation)
+    runners = JoinedRunners(options.slots, processes=options.processes, isolation=options.isolation)
     await _Joiner(options, runners, print_line).work(store)
 
 
@@ -102,7 +102,7 @@ class _Joiner:
     """One run of the command `lightspan runner`, and the training runs for which it works."""
 
     def __init__(
-        self, options: JoinOptions, runners: LocalRunners, print_line: Callable[[str], None]
+        self, options: JoinOptions, runners: JoinedRunners, print_line: Callable[[str], None]
     ) -> None:
         self._options = options
         self._runners = runners

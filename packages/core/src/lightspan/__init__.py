@@ -88,45 +88,29 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name.startswith("__"):
-        raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
-    try:
-        value = _find(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "lightspan":
-            raise
-        from lightspan.errors import how_to_install
-        from lightspan.plugins import extra_of
-
-        remedy = how_to_install(extra_of("api", name) or "train")
-        raise ModuleNotFoundError(
-            f"lightspan.{name} needs {error.name!r}: {remedy}", name=error.name
-        ) from error
-    globals()[name] = value
+    value = globals()[name] = _load(name)
     return value
 
 
-def _find(name: str) -> Any:
+def _load(name: str) -> Any:
     """Import and return the public object `lightspan.<name>`, from the core or from a plugin.
 
     Raises:
-        ModuleNotFoundError: the plugin with the object is not installed.
         AttributeError: there is no such object.
+        ModuleNotFoundError: the plugin, or a package that it needs, is not installed.
     """
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    from lightspan.plugins import extra_of, installed_plugins
+    from lightspan.errors import ConfigError
+    from lightspan.plugins import extra_of, installed_plugins, load_plugin
 
-    if point := installed_plugins("api").get(name):
-        return point.load()
-    if extra := extra_of("api", name):
-        from lightspan.errors import how_to_install
-
+    if name not in installed_plugins("api") and extra_of("api", name) is None:
+        raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
+    try:
+        return load_plugin("api", name)
+    except ConfigError as error:
         # No AttributeError: `from lightspan import GEPA` would drop its message.
-        raise ModuleNotFoundError(
-            f"lightspan.{name} is not installed: {how_to_install(extra)}", name=f"lightspan.{name}"
-        )
-    raise AttributeError(f"module 'lightspan' has no attribute {name!r}")
+        raise ModuleNotFoundError(f"lightspan.{error}", name=f"lightspan.{name}") from error
 
 
 def __dir__() -> list[str]:

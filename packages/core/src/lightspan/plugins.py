@@ -90,17 +90,16 @@ def load_plugin(kind: str, name: str) -> Any:
     """
     point = installed_plugins(kind).get(name)
     extra = extra_of(kind, name)
+    if point is None and extra is not None:
+        raise ConfigError(f"{name} is not installed: {how_to_install(extra)}")
     if point is None:
-        hint = f": {how_to_install(extra)}" if extra else ""
         names = ", ".join(installed_plugins(kind)) or "none"
-        raise ConfigError(
-            f"no plugin of the kind {kind!r} is called {name!r}; installed: {names}{hint}"
-        )
+        raise ConfigError(f"no plugin of the kind {kind!r} is called {name!r}; installed: {names}")
     try:
         return point.load()
     except ModuleNotFoundError as error:
         hint = how_to_install(extra) if extra else f"install {error.name}"
-        raise ConfigError(f"{kind} {name!r} needs {error.name!r}: {hint}") from error
+        raise ConfigError(f"{name} needs {error.name!r}: {hint}") from error
 
 
 def lazy_exports(

@@ -231,7 +231,7 @@ def test_each_row_is_token_for_token_what_was_consumed_and_sampled(calls):
 
 
 @given(conversations())
-def test_the_tree_of_open_rows_finds_what_comparing_with_each_finds(calls):
+def test_the_sorted_rows_find_what_comparing_with_each_finds(calls):
     def sizes(chains):
         return sorted([call.length for call in chain] for chain in chains)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lightspan.runners.app import App
 from lightspan.runners.local import LocalRunners
@@ -18,6 +18,8 @@ from lightspan.schema.records import Attempt, Mode, Rollout, RolloutState, Rollo
 from lightspan.schema.routing import Route, Rule, Target
 from lightspan.schema.spans import Span
 from lightspan.stores.protocol import Store
+
+R = TypeVar("R", bound=LocalRunners)
 
 HERE = Path(__file__).parent
 
@@ -117,10 +119,15 @@ def rollout(number: int, kind: str, tmp_path: Path, **fields: Any) -> Rollout:
 
 @asynccontextmanager
 async def runners_of(
-    store: Store, app: str, slots: int = 3, python: Path | None = None, **fields: Any
-) -> AsyncIterator[LocalRunners]:
+    store: Store,
+    app: str,
+    slots: int = 3,
+    python: Path | None = None,
+    kind: type[R] = LocalRunners,
+    **fields: Any,
+) -> AsyncIterator[R]:
     own = {} if python is None else {"python": python, "app_dirs": [HERE]}
-    runners = LocalRunners(slots, **own)
+    runners = kind(slots, **own)
     app = f"misbehaving_apps:{app}"
     plan = RunnerPlan(store_url=store.url, app=app, sys_path=[str(HERE)], grace_s=0.3, **fields)
     await runners.start(plan)

@@ -268,7 +268,6 @@ _WRITE = "write a number, or a JSON object of named numbers, as the last line of
         ("1_000", f"{_LINE} '1_000': that is no reward; {_WRITE}"),
         ('{"style": 1, "length": 3}', "which of 'style', 'length' is the reward? Give"),
         ("[1]", f"{_LINE} '[1]': a reward must be a number or a bool, or None or a mapping"),
-        ('{"a": 1, "a": 2}', f"""'{{"a": 1, "a": 2}}': that is no reward; {_WRITE}"""),
         ("[" * 5000, f"…': that is no reward; {_WRITE}"),
         ("\x1b[2J\xff", f"'\\x1b[2J\xff': that is no reward; {_WRITE}"),
         ("1" * 9000, f"{_LONG}: {_WRITE}"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -271,25 +269,6 @@ async def test_what_does_no_harm(store: Store, tmp_path: Path, kind: str) -> Non
 
 
 # --- the end --------------------------------------------------------------------------------
-async def test_a_process_that_dies_while_runners_are_drained(store: Store, tmp_path: Path) -> None:
-    """Check that its attempts are requeued at once, before their leases end."""
-    both = [rollout(number, "neighbour", tmp_path) for number in (1, 2)]
-    await store.enqueue(both)
-    async with runners_of(store, "crashes", slots=2, lease_s=3600) as runners:
-        for number in (1, 2):
-            await until((tmp_path / f"marker-{number}").exists)
-        await until(lambda: runners.running == 2)
-        [pid] = runners.pids
-        draining = asyncio.create_task(runners.drain())
-        await until(lambda: runners._supervisor is None)
-        os.kill(pid, signal.SIGKILL)
-        await draining
-        states = await store.rollouts()
-    assert [(state.status, state.infrastructure_tries) for state in states] == [
-        (RolloutStatus.QUEUED, 0)
-    ] * 2
-
-
 async def test_an_attempt_that_is_stopped_before_its_app_began_is_given_back(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

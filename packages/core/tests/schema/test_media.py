@@ -179,17 +179,3 @@ def test_a_refusal_is_what_was_said() -> None:
     for answer in answers:
         [message] = json.loads(str(answer_attributes(answer)[c.OUTPUT_MESSAGES]))
         assert message["parts"] == [{"type": "text", "content": "I will not."}]
-
-
-@pytest.mark.parametrize("levels", [media.MAX_DEPTH, 250, 900])
-def test_a_part_that_is_nested_deeply_is_kept_so_deep(levels: int) -> None:
-    """Check that the deepest levels are left out of the record."""
-    part: Any = {"type": "tool_result", "content": [IN_THE_DEEP]}
-    for _ in range(levels):
-        part = {"type": "tool_result", "content": [part]}
-    recorded = str(request_attributes({"messages": [{"role": "user", "content": [part]}]}))
-    assert "…" in recorded
-    assert IN_THE_DEEP not in recorded
-
-
-IN_THE_DEEP = "data:image/png;base64,aGVsbG8="

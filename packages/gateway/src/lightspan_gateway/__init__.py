@@ -8,6 +8,7 @@ routing, the prompt), `calls` with `generated_call` and `proxied_call` (the life
 
 - `access_policy` authenticates and routes callers; `training_access` does so for a training.
 - `request_body` reads bodies.
+- `chat_engine` is the protocol of OpenAI-compatible endpoints, `openai_engine` their client.
 - `dialects` parses requests and formats answers.
 - `grammars` compiles structured output; `tools` parses tool calls.
 - `api_errors` holds the error responses.

@@ -12,8 +12,8 @@ import aiohttp
 import msgspec
 
 from lightspan.errors import EngineClosedError, EngineError
-from lightspan.protocols.engine import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan.schema.llm import LLM
+from lightspan_gateway.chat_engine import ChatAnswer, ChatEngine, EndpointRefused
 
 TIMEOUT_S: Final = 600.0
 RETRY_BACKOFF_S: Final = (0.5, 1.0)

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from lightspan.errors import EngineError
-from lightspan.protocols.engine import ChatEngine, EndpointRefused
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
 from lightspan.schema.spans import Attributes, Span
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
+from lightspan_gateway.chat_engine import ChatEngine, EndpointRefused
 from lightspan_gateway.dialects.sse import DONE, event_of
 from lightspan_gateway.half_characters import decode_object, encode_object
 from lightspan_gateway.stream_repair import StreamRepair

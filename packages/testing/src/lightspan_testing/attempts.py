@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from lightspan.capture import context
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 from lightspan.lightning.span_tree import build_tree, walk
@@ -62,6 +63,25 @@ def tree(spans: Sequence[Span], *, ordered: bool = True, models: bool = False) -
 def path_of(span: Span) -> str:
     """Return the agent path of a span."""
     return str(span.attributes[c.AGENT_PATH])
+
+
+# --- an agent -------------------------------------------------------------------------------
+@contextmanager
+def push(frame: context.Frame) -> Iterator[context.AgentContext | None]:
+    """Make the agent of `frame` the acting agent in a `with` block.
+
+    Yield the context inside the agent. Outside attempts, do nothing and yield None.
+    """
+    current = context.current_context()
+    if current is None:
+        yield None
+        return
+    inside = current.within(frame.span_id, (*current.frames, frame))
+    leave = context.set_agent(inside)
+    try:
+        yield inside
+    finally:
+        leave()
 
 
 # --- an attempt in this process -------------------------------------------------------------

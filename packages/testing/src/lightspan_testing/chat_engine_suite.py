@@ -22,7 +22,7 @@ from typing import Any, Final
 import pytest
 
 from lightspan.errors import EngineClosedError, EngineError
-from lightspan.protocols.engine import ChatAnswer, ChatEngine, EndpointRefused
+from lightspan_gateway.chat_engine import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 BODY: Final[Mapping[str, Any]] = {

@@ -6,7 +6,6 @@
   (`import_hooks`). It sends their requests through `gateway_clients`, and reads the answers by
   `response_observer`.
 - `other_clients`: records calls of clients that are not wrapped.
-- `uncaptured_http`: records, in a dry run, HTTP requests to models that use none of these clients.
 - `prompt_overrides`: replaces prompts.
 - `emit`: the API for an app's own code.
 - `generator_context`: restricts a `with` block in a generator to the generator's own steps.

@@ -272,24 +272,6 @@ def leave_step(generator: FrameType) -> None:
         _agent.set(generator_context.without(steps, _agent.get()))
 
 
-@contextmanager
-def push(frame: Frame) -> Iterator[AgentContext | None]:
-    """Make the agent of `frame` the acting agent in a `with` block.
-
-    Yield the context inside the agent. Outside attempts, do nothing and yield None.
-    """
-    current = current_context()
-    if current is None:
-        yield None
-        return
-    inside = current.within(frame.span_id, (*current.frames, frame))
-    leave = set_agent(inside)
-    try:
-        yield inside
-    finally:
-        leave()
-
-
 def register_resolver(resolver: Resolver, *, first: bool = False) -> None:
     """Register a resolver. Do nothing if it is registered already.
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
 
 from lightspan.schema.content import without_keys
-from lightspan.schema.provenance import Request
 from lightspan.schema.records import new_id
 from lightspan.schema.redaction import bounded_text, clean_text
 from lightspan.schema.spans import Span, SpanKind, now_ns
@@ -31,9 +29,6 @@ class Recorder:
         """Whether the attempt has made a model call."""
         self.is_over = False
         """Whether the attempt has ended; later calls are not part of it."""
-        self.uncaptured: Counter[Request] = Counter()
-        """Request → how often it was sent to a model without an SDK. Requests are counted in a dry
-        run only."""
         self.lost_calls: list[tuple[str, int, str]] = []
         """The calls that the gateway did not answer and the app has not repeated: agent path and
         body, end in nanoseconds since the epoch, error."""
@@ -66,11 +61,6 @@ class Recorder:
                 self._spans.append(span)
             else:
                 self._dropped += 1
-
-    def add_uncaptured(self, request: Request) -> None:
-        """Count a request to a model that was sent without the SDK of OpenAI or Anthropic."""
-        with self._lock:
-            self.uncaptured[request] += 1
 
     def add_capture_error(self, reason: str) -> None:
         """Record a capture error, so that the attempt is not trained."""

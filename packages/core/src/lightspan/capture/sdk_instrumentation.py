@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from lightspan.capture import gateway_clients, prompt_overrides, uncaptured_http
+from lightspan.capture import gateway_clients, prompt_overrides
 from lightspan.capture._globals import state
 from lightspan.capture.call_errors import is_unreachable
 from lightspan.capture.context import current_context, make_span, notify_call_start, start_attempt
@@ -125,10 +125,10 @@ def uninstall() -> None:
     with state.lock:
         while state.import_hooks:
             state.import_hooks.popitem()[1].stop()
-        while state.sdk_patches:
-            for patch in state.sdk_patches.popitem()[1]:
-                patch.undo()
-        uncaptured_http.uninstall()
+        for patches in (state.sdk_patches, state.http_patches):
+            while patches:
+                for patch in patches.popitem()[1]:
+                    patch.undo()
 
 
 def installed() -> bool:

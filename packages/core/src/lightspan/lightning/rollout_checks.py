@@ -17,10 +17,8 @@ from lightspan.lightning.selection import (
     sub_agent_patterns,
     unknown_agents,
 )
-from lightspan.lightning.uncaptured_advice import describe_request, fix_of
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
-from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import LARGEST
 from lightspan.schema.routing import Route, Routing, matches
@@ -504,12 +502,6 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
         "OPENAI_BASE_URL"
     )
     way_out = f"Give another client (LiteLLM, httpx, requests) or process {WAY_OUT}"
-    uncaptured = requests_of(span for episode in episodes for span in episode.spans)
-    if uncaptured:
-        named = list(uncaptured)[:NAMED]
-        names = ", ".join(map(describe_request, named))
-        silent += f"; it asked {names}, which lightspan does not see"
-        way_out = ". ".join(dict.fromkeys(f"For {one.client}, {fix_of(one)}" for one in named))
     if not failed:
         return f"{silent} (rollouts: {len(episodes)}). {way_out}"
     is_all = len(failed) == len(episodes)

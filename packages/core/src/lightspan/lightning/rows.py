@@ -13,18 +13,18 @@ Worked example, prompts and responses as letters (lower case is sampled):
     B2  Qb      d        extends row 1: Q b d         mask 0 1 1    (no new prompt tokens)
     A3  PXX     e        no row is a prefix of it: row 2
 
-The rows that can still be extended are kept in a radix tree, in which rows with the same beginning
-share nodes. So merging reads each token a bounded number of times, however many of these rows there
-are.
+The rows that can still be extended are kept in the order of their ids, so that a transition is
+compared only with rows that begin with the same token.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import ne
+from dataclasses import dataclass
+from operator import itemgetter, ne
 from typing import NamedTuple
 
 from lightspan.lightning.selection import Rejection
@@ -168,17 +168,17 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
         The transitions of each row, in order; rows are ordered by their first transition.
     """
     chains: list[list[Transition]] = []
-    trees: dict[tuple[str, str, str], _OpenRows] = defaultdict(_OpenRows)
+    by_owner: dict[tuple[str, str, str], _OpenRows] = defaultdict(_OpenRows)
     for transition in transitions:
-        tree = trees[transition.rollout_id, transition.attempt_id, transition.policy]
+        open_rows = by_owner[transition.rollout_id, transition.attempt_id, transition.policy]
         record = transition.record
         # a row is extended once: a later equal prompt opens another row
-        place = tree.pop_longest(record.prompt)
+        place = open_rows.pop_longest(record.prompt)
         if place is None:
             place = len(chains)
             chains.append([])
         chains[place].append(transition)
-        tree.add(record.prompt + record.response, place)
+        open_rows.add(record.prompt + record.response, place)
     return chains
 
 
@@ -243,33 +243,11 @@ def _row(
 # --- the open rows ----------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """Node of the radix tree; the edge from its parent is `source[start:end]`.
-
-    `source` has the whole path from the root rather than a slice, so that a split copies no bytes.
-    """
-
-    parent: _Node | None
-    source: bytes
-    start: int
-    end: int
-    children: dict[bytes, _Node] = field(default_factory=dict)
-    """First token id of a child's edge → the child."""
-    places: list[int] = field(default_factory=list)
-    """Numbers of the open rows whose ids end at this node."""
-
-
 class _OpenRows:
-    """Radix tree over the packed token ids of the rows that a later transition may extend.
-
-    It contains no other rows, so that a look-up passes few nodes.
-    """
-
-    __slots__ = ("root",)
+    """The rows that a later transition may extend, sorted by their packed token ids."""
 
     def __init__(self) -> None:
-        self.root = _Node(None, b"", 0, 0)
+        self._rows: list[tuple[bytes, int]] = []
 
     def pop_longest(self, prompt: bytes) -> int | None:
         """Remove the longest row that is an exact prefix of `prompt`, and return its number.
@@ -279,82 +257,17 @@ class _OpenRows:
         Args:
             prompt: packed token ids.
         """
-        node, best = self.root, None
-        while True:
-            if node.places:
-                best = node
-            child = node.children.get(prompt[node.end : node.end + _WIDTH])
-            if child is None or not prompt.startswith(
-                child.source[child.start : child.end], child.start
-            ):
+        # A prefix stands before what it begins, and a shorter prefix before a longer one.
+        end = bisect_right(self._rows, prompt, key=itemgetter(0))
+        for index in reversed(range(end)):
+            ids, place = self._rows[index]
+            if prompt.startswith(ids):
+                del self._rows[index]
+                return place
+            if ids[:_WIDTH] != prompt[:_WIDTH]:
                 break
-            node = child
-        if best is None:
-            return None
-        place = best.places.pop()
-        self._prune(best)
-        return place
+        return None
 
     def add(self, ids: bytes, place: int) -> None:
         """Add row number `place` with the packed token ids `ids`."""
-        node = self.root
-        while node.end < len(ids):
-            child = node.children.get(ids[node.end : node.end + _WIDTH])
-            if child is None:
-                child = _Node(node, ids, node.end, len(ids))
-                node.children[_key(child)] = child
-            else:
-                size = min(child.end, len(ids)) - child.start
-                common = _common(child.source, child.start, ids, child.start, size)
-                if child.start + common < child.end:
-                    child = _split(child, child.start + common)
-            node = child
-        node.places.append(place)
-
-    def _prune(self, node: _Node) -> None:
-        """Remove `node` and its ancestors while they are empty leaves.
-
-        If the first node that stays has no row and a single child, it is merged with the child.
-        """
-        while node.parent is not None and not node.places and not node.children:
-            del node.parent.children[_key(node)]
-            node = node.parent
-        if node.parent is not None and not node.places and len(node.children) == 1:
-            (child,) = node.children.values()
-            child.parent, child.start = node.parent, node.start
-            node.parent.children[_key(node)] = child
-
-
-def _split(node: _Node, at: int) -> _Node:
-    """Split the edge above `node` at the byte offset `at`; return the node inserted there."""
-    assert node.parent is not None
-    middle = _Node(node.parent, node.source, node.start, at)
-    node.parent.children[_key(middle)] = middle
-    node.parent, node.start = middle, at
-    middle.children[_key(node)] = node
-    return middle
-
-
-def _key(node: _Node) -> bytes:
-    return node.source[node.start : node.start + _WIDTH]
-
-
-def _common(a: bytes, a_start: int, b: bytes, b_start: int, size: int) -> int:
-    """Return the length of the common prefix of two byte ranges, rounded down to whole token ids.
-
-    The ranges are read as two large integers, whose highest differing bit gives the first byte that
-    differs; this is linear and runs in C.
-
-    Args:
-        a: packed ids.
-        a_start: offset of the first range in `a`.
-        b: packed ids.
-        b_start: offset of the second range in `b`.
-        size: length of both ranges in bytes.
-    """
-    left, right = a[a_start : a_start + size], b[b_start : b_start + size]
-    if left == right:
-        return size
-    differing = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
-    agreeing = size - (differing.bit_length() + 7) // 8
-    return agreeing - agreeing % _WIDTH
+        insort(self._rows, (ids, place), key=itemgetter(0))

@@ -25,7 +25,7 @@ def build_tree(spans: Sequence[Span]) -> tuple[SpanNode, ...]:
 
     Siblings are ordered by start time; spans with a gateway sequence number are ordered by that
     number among themselves. A span that arrived twice occurs once. A span with an unknown parent is
-    a root, and so is the earliest span of each circle of parents.
+    a root, and so is each span whose ancestors form a circle.
     """
     nodes = {span.span_id: SpanNode(span) for span in sorted(spans, key=_by_time)}
     roots = []
@@ -35,7 +35,8 @@ def build_tree(spans: Sequence[Span]) -> tuple[SpanNode, ...]:
             parent.children.append(node)
         else:
             roots.append(node)
-    roots += _break_circles(nodes, roots)
+    reached = {node.span.span_id for _, node in walk(roots)}
+    roots += [SpanNode(node.span) for key, node in nodes.items() if key not in reached]
     for node in nodes.values():
         node.children = _in_sequence(node.children)
     return tuple(_in_sequence(sorted(roots, key=lambda node: _by_time(node.span))))
@@ -48,31 +49,6 @@ def walk(roots: Iterable[SpanNode]) -> Iterator[tuple[int, SpanNode]]:
         depth, node = stack.pop()
         yield depth, node
         stack.extend((depth + 1, child) for child in reversed(node.children))
-
-
-def _break_circles(nodes: dict[str, SpanNode], roots: Sequence[SpanNode]) -> list[SpanNode]:
-    """Detach the earliest node of each circle of parents from its parent; return these nodes."""
-    reached = {node.span.span_id for _, node in walk(roots)}
-    detached = []
-    for span_id, node in nodes.items():
-        if span_id in reached:
-            continue
-        first = _first_of_circle(nodes, node)
-        nodes[first.span.parent_id or ""].children.remove(first)
-        detached.append(first)
-        reached.update(below.span.span_id for _, below in walk([first]))
-    return detached
-
-
-def _first_of_circle(nodes: dict[str, SpanNode], node: SpanNode) -> SpanNode:
-    """Return the earliest node of the circle among the node's ancestors."""
-    path: dict[str, None] = {}
-    while node.span.span_id not in path:
-        path[node.span.span_id] = None
-        node = nodes[node.span.parent_id or ""]  # exists: a node without a parent is a root
-    span_ids = list(path)
-    circle = span_ids[span_ids.index(node.span.span_id) :]
-    return min((nodes[span_id] for span_id in circle), key=lambda node: _by_time(node.span))
 
 
 def _in_sequence(nodes: list[SpanNode]) -> list[SpanNode]:

@@ -1,8 +1,8 @@
 """Protocols of engines.
 
 A `TokenEngine` takes token ids, and returns token ids and log-probabilities. The gateway renders
-the chat template and parses tool calls for it. A `ChatEngine` is an OpenAI-compatible server, which
-does both itself.
+the chat template and parses tool calls for it. OpenAI-compatible servers do both themselves
+(`lightspan_gateway.chat_engine`).
 """
 
 from __future__ import annotations
@@ -349,51 +349,5 @@ class ProbedEngine(Protocol):
         """
 
 
-class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Response of an OpenAI-compatible server."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
 class PromptRefused(EngineError):
     """The prompt contains ids that are not tokens of the model."""
-
-
-class EndpointRefused(EngineError):
-    """The endpoint refused the call."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@runtime_checkable
-class ChatEngine(Protocol):
-    """Engine with chat messages as input and output: an OpenAI-compatible server.
-
-    Implementations: `lightspan_gateway.openai_engine`.
-    """
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None:
-        """Cancel all requests. Idempotent."""
-
-    async def chat(self, body: Mapping[str, Any]) -> ChatAnswer:
-        """Make a call without streaming, and return the answer, which may be an HTTP error.
-
-        Raises:
-            EngineError: the server cannot be reached, or the connection broke.
-            EngineClosedError: the engine is not started, or closed.
-        """
-
-    def stream(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Make a streamed call; yield server-sent event payloads (without `data: ` and `[DONE]`).
-
-        Raises (while iterating):
-            EndpointRefused: the server answered with an error.
-            EngineError: the server cannot be reached, or the connection broke.
-            EngineClosedError: the engine is not started, or closed.
-        """

@@ -11,8 +11,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import msgspec
-
 from lightspan.capture import misattributed_calls
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
@@ -23,7 +21,6 @@ from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.outcome import STOPPED, AttemptResult, classify, result_of
 from lightspan.runners.stack_location import coroutine_stack, describe_stack
 from lightspan.schema import clock, semconv as c
-from lightspan.schema.provenance import uncaptured_attributes
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome
 from lightspan.schema.resources import instructions_in, routing_of
 from lightspan.schema.semconv import exception_attributes
@@ -279,13 +276,6 @@ class AttemptRun:
                 return
             except StoreError as error:
                 log.warning("attempt %s cannot be reported: %s", self.attempt_id, error)
-            if spans:  # the reason may be the spans, such as their size: they are stored alone
-                try:
-                    await store.add_spans(self.ref, spans)
-                except LightspanError as error:
-                    capture_errors.append(f"spans could not be stored: {error}")
-                    report = msgspec.structs.replace(report, capture_errors=capture_errors)
-                spans = []
             if pause is not None:
                 await asyncio.sleep(pause)
         self._runner.returned += not ending.counts  # when the lease expires
@@ -308,7 +298,6 @@ class AttemptRun:
         if missing is not None:
             recorder.add_capture_error(missing)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
-        attributes |= uncaptured_attributes(recorder.uncaptured)
         is_ok = ending.status is AttemptStatus.SUCCEEDED
         root = self._span(
             scope,

@@ -169,7 +169,6 @@ class LocalRunners:
         self._quick_deaths = 0
         """Number of consecutive processes that died soon after their start without claiming an
         attempt."""
-        self._runs: list[str] | None = None
         self._before = Counter[str]()
         """`counts` of the processes that have ended."""
 
@@ -201,37 +200,9 @@ class LocalRunners:
         # Before the first await: if this is cancelled, no process may go on without a gateway.
         _close_pipes(self._workers)
         await self._end_supervision()
-        workers, self._workers, self._runs = self._workers, [], None
+        workers, self._workers = self._workers, []
         await asyncio.to_thread(_end, workers)
         self._before += _counts(workers)
-
-    def work_for(self, run_ids: Sequence[str]) -> None:
-        """Let the processes claim only attempts of the runs `run_ids` from now on.
-
-        Only for processes that wait for the ids of their runs (`RunnerPlan.joins`).
-
-        Args:
-            run_ids: ids of the runs; empty to claim nothing.
-        """
-        self._runs = list(run_ids)
-        for worker in self._workers:
-            worker.send(WorkerCommand(runs=self._runs))
-
-    async def drain(self) -> None:
-        """Stop claiming attempts, and wait until the attempts under way have ended."""
-        assert self._plan is not None
-        await self._end_supervision()
-        for worker in self._workers:
-            worker.send(WorkerCommand(stop=True))
-        leaving = list(self._workers)
-        while leaving:
-            for worker in list(leaving):
-                if (death := await self._death(worker)) is not None:
-                    leaving.remove(worker)
-                    if worker.latest.running:
-                        log.warning("runner %s %s", worker.name, death.how)
-                        await self._requeue(worker, death)
-            await asyncio.sleep(self._plan.timings.poll_interval_s)
 
     async def _end_supervision(self) -> None:
         if self._supervisor is not None:
@@ -247,11 +218,6 @@ class LocalRunners:
         killed. The store has the exact number of these.
         """
         return self._before + _counts(self._workers)
-
-    @property
-    def running(self) -> int:
-        """Number of attempts under way. Only for processes with `RunnerPlan.joins`."""
-        return sum(each.latest.running for each in self._workers if each.process.is_alive())
 
     @property
     def pids(self) -> list[int]:
@@ -359,8 +325,6 @@ class LocalRunners:
             raise AppError(text) from None
         if status.error is not None:
             raise AppError(status.error + where)
-        if self._runs is not None:
-            worker.send(WorkerCommand(runs=self._runs))
 
     # --- supervision ----------------------------------------------------------------------
     async def _supervise(self) -> None:

@@ -28,7 +28,7 @@ from lightspan.capture import context_propagation
 from lightspan.errors import LightspanError, StoreUnreachableError
 from lightspan.runners.app import App, load_app
 from lightspan.runners.loop_watchdog import LoopWatchdog
-from lightspan.runners.protocol import RunnerConfig, RunnerPlan
+from lightspan.runners.protocol import RunnerConfig, RunnerPlan, RunnerSettings
 from lightspan.runners.runner import Runner
 from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import clock
@@ -144,18 +144,9 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
         await parent.has_decided.wait()
     if parent.has_ended.is_set() or (store := await open_plan_store(plan, parent)) is None:
         return
-    config = RunnerConfig(
-        slots=plan.slots,
-        run_id=plan.run_id,
-        app=plan.app,
-        lease_s=plan.lease_s,
-        name=name,
-        grace_s=plan.grace_s,
-        has_watchdog=True,
-        environment=plan.environment,
-        relay=relay_url(plan.store_url) if plan.elsewhere else "",
-        timings=plan.timings,
-    )
+    shared = {name: getattr(plan, name) for name in RunnerSettings.__struct_fields__}
+    relay = relay_url(plan.store_url) if plan.elsewhere else ""
+    config = RunnerConfig(**shared, app=plan.app, name=name, has_watchdog=True, relay=relay)
     async with store:
         runner = Runner(store, app, config, parent.report)
         parent.attach(runner)

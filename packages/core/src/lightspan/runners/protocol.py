@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -14,7 +13,25 @@ from lightspan.schema.records import new_id
 from lightspan.stores.protocol import Store
 
 
-class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a runner that its process and its parent know."""
+
+    run_id: str | None = None
+    """Id of the run whose rollouts are claimed; None to claim rollouts of all runs."""
+    slots: int = 8
+    """Maximum number of concurrent attempts."""
+    lease_s: float = 30.0
+    """Seconds without a heartbeat after which the runner's attempts are lost."""
+    grace_s: float = 5.0
+    """Seconds that an app may take to end when it is cancelled."""
+    environment: bool = False
+    """Whether to put the call token and the gateway's address into the environment variables
+    `TOKEN_VARIABLE` and `GATEWAY_VARIABLE`, for programs that the app starts. It needs `slots=1`,
+    because attempts share the environment."""
+    timings: RunnerTimings = RunnerTimings()
+
+
+class RunnerPlan(RunnerSettings, frozen=True, kw_only=True):
     """The configuration of runner processes, which they get as JSON."""
 
     store_url: str
@@ -23,16 +40,8 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     pipes only, and are never printed."""
     app: str
     """Reference of the app: `module:name`, or the reference of a `Command`."""
-    run_id: str | None = None
-    """Id of the run whose rollouts are claimed; None to claim rollouts of all runs."""
-    slots: int = 8
-    lease_s: float = 30.0
-    grace_s: float = 5.0
-    """Seconds that an app may take to end when it is cancelled."""
     sys_path: list[str] = msgspec.field(default_factory=list)
     """Folders to insert at the beginning of `sys.path`."""
-    environment: bool = False
-    """See `RunnerConfig.environment`."""
     prefix: str = "runner"
     """Prefix of the runners' names."""
     elsewhere: bool = False
@@ -41,40 +50,25 @@ class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
     joins: bool = False
     """Whether a process waits for a `WorkerCommand` that names the runs before it claims attempts,
     and reports the number of claimed attempts."""
-    timings: RunnerTimings = RunnerTimings()
 
     def __repr__(self) -> str:
         return f"RunnerPlan(store_url={self.store_url!r}, app={self.app!r}, run_id={self.run_id!r})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerConfig:
+class RunnerConfig(RunnerSettings, frozen=True, kw_only=True):
     """The configuration of one runner."""
 
-    slots: int = 8
-    """Maximum number of concurrent attempts."""
-    run_id: str | None = None
-    """Id of the run whose rollouts are claimed; None to claim rollouts of all runs."""
     app: str = ""
     """Reference of the app; rollouts of other apps are requeued. Empty to run the rollouts of any
     app."""
-    lease_s: float = 30.0
-    """Seconds without a heartbeat after which the runner's attempts are lost."""
-    name: str = field(default_factory=lambda: new_id("runner"))
-    grace_s: float = 5.0
-    """Seconds that an app may take to end when it is cancelled."""
+    name: str = msgspec.field(default_factory=lambda: new_id("runner"))
     has_watchdog: bool = False
     """Whether a `LoopWatchdog` extends the leases. Without a watchdog, the runner's event loop
     extends them, so an app that blocks the loop may lose its lease. A runner inside another program
     has no watchdog, because a watchdog may end the process."""
-    environment: bool = False
-    """Whether to put the call token and the gateway's address into the environment variables
-    `TOKEN_VARIABLE` and `GATEWAY_VARIABLE`, for programs that the app starts. It needs `slots=1`,
-    because attempts share the environment."""
     relay: str = ""
     """Base URL for model calls, if the gateway's own address cannot be reached from this machine
     (`lightspan.stores.relay_url`); else empty."""
-    timings: RunnerTimings = field(default_factory=RunnerTimings)
 
 
 @runtime_checkable

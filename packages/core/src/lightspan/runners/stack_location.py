@@ -5,14 +5,14 @@ The text names the line of the app, not the line of a library that the app calle
 
 from __future__ import annotations
 
-import linecache
 import os
 import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import FrameSummary, StackSummary
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import lightspan
 from lightspan.schema.redaction import bounded_text
@@ -25,15 +25,7 @@ _AWAITED: Final = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_
 """Names of attributes of coroutines and generators: the frame, and the awaited object."""
 
 
-class StackLocation(NamedTuple):
-    """A line of code that is being executed."""
-
-    file: str
-    line: int
-    function: str
-
-
-def describe_stack(stack: Sequence[StackLocation]) -> str:
+def describe_stack(stack: Sequence[FrameSummary]) -> str:
     """Return the app's innermost line in `stack` as text, with its position.
 
     Args:
@@ -41,26 +33,28 @@ def describe_stack(stack: Sequence[StackLocation]) -> str:
     """
     if not stack:
         return "an unknown location"
-    outside = [place for place in stack if not place.file.startswith(_LIGHTSPAN)] or stack[:1]
-    place = next((place for place in outside if _INSTALLED.search(place.file) is None), outside[0])
-    source = linecache.getline(place.file, place.line).strip()
-    at = f"{os.path.basename(place.file)}:{place.line} in {place.function}"
+    outside = [place for place in stack if not place.filename.startswith(_LIGHTSPAN)] or stack[:1]
+    place = next(
+        (place for place in outside if _INSTALLED.search(place.filename) is None), outside[0]
+    )
+    source = place.line or ""
+    at = f"{os.path.basename(place.filename)}:{place.lineno or '?'} in {place.name}"
     return bounded_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)
 
 
-def frame_stack(frame: FrameType | None) -> list[StackLocation]:
+def frame_stack(frame: FrameType | None) -> list[FrameSummary]:
     """Return the locations of `frame` and of its callers, innermost first; empty for None."""
     if frame is None:
         return []
-    return [_location(each, line) for each, line in traceback.walk_stack(frame)]
+    return StackSummary.extract(traceback.walk_stack(frame))
 
 
-def coroutine_stack(coroutine: Any) -> list[StackLocation]:
+def coroutine_stack(coroutine: Any) -> list[FrameSummary]:
     """Return the lines at which a coroutine and the coroutines that it awaits are waiting.
 
     The innermost location is first. Empty if the coroutine has ended.
     """
-    stack: list[StackLocation] = []
+    stack: list[FrameSummary] = []
     while coroutine is not None:
         frame_name, awaited_name = next(
             (names for names in _AWAITED if hasattr(coroutine, names[0])), ("", "")
@@ -68,11 +62,7 @@ def coroutine_stack(coroutine: Any) -> list[StackLocation]:
         frame = getattr(coroutine, frame_name, None)
         if frame is None:  # a future, or a coroutine that has ended
             break
-        stack.append(_location(frame, frame.f_lineno))
+        code = frame.f_code
+        stack.append(FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
         coroutine = getattr(coroutine, awaited_name)
     return stack[::-1]
-
-
-def _location(frame: FrameType, line: int | None) -> StackLocation:
-    code = frame.f_code  # a frame between two lines has no line number
-    return StackLocation(code.co_filename, line or code.co_firstlineno, code.co_name)

@@ -4,7 +4,7 @@
 of a model call, `reward` rewards, `spans` OpenTelemetry's spans, `semconv` the names of their
 attributes, `genai_attributes` those of a model call. `genai_messages`, `openai_responses` and
 `anthropic_messages` translate messages. `llm`, `routing`, `prompts` and `resources` are what an
-algorithm gives to apps; `system_prompts` finds and replaces a system prompt. `provenance` records
-uncaptured requests. `validation` checks options, `redaction` sanitises text, `content` removes keys
-from a span, `media` replaces images by references, `clock` reads the time, `ids` makes ids.
+algorithm gives to apps; `system_prompts` finds and replaces a system prompt. `validation` checks
+options, `redaction` sanitises text, `content` removes keys from a span, `media` replaces images by
+references, `clock` reads the time, `ids` makes ids.
 """

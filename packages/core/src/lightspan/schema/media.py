@@ -20,9 +20,6 @@ Part = dict[str, Any]
 MAX_TEXT_LENGTH: Final = 1_024
 """Maximum characters of a recorded URL or file name."""
 
-MAX_DEPTH: Final = 64
-"""Maximum depth of nested mappings and lists in a recorded part. Readers of a part are
-recursive."""
 _MAX_OPAQUE_LENGTH: Final = 4_096
 """Maximum number of characters of base64 that count as text in a part of an unknown type. Longer
 base64 counts as bytes."""
@@ -60,16 +57,11 @@ def is_reference(part: Any) -> bool:
     return isinstance(part, Mapping) and "modality" in part
 
 
-def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
-    """Return a part of a message with its bytes replaced by references.
-
-    Args:
-        part: the part.
-        levels: number of levels of nesting to keep. Mappings and lists below them become `"…"`.
-    """
+def reference(part: Mapping[str, Any]) -> Part:
+    """Return a part of a message with its bytes replaced by references."""
     modality = _MODALITIES.get(str(part.get("type")))
     if modality is None:
-        return {key: _without_bytes(value, levels) for key, value in part.items()}
+        return {key: _without_bytes(value) for key, value in part.items()}
     fields = dict(part)
     for key in _INSIDE:
         if isinstance(part.get(key), Mapping):
@@ -90,7 +82,7 @@ def reference(part: Mapping[str, Any], levels: int = MAX_DEPTH) -> Part:
     file_id = fields.get("file_id") or (fields.get("id") if modality == "audio" else None)
     if isinstance(file_id, str):
         return {"type": "file", **common, "file_id": bounded_text(file_id, MAX_TEXT_LENGTH)}
-    return {key: _without_bytes(value, levels) for key, value in part.items()}
+    return {key: _without_bytes(value) for key, value in part.items()}
 
 
 def _is_text(source: Any) -> bool:
@@ -105,21 +97,15 @@ def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return next(filter(None, texts), "")
 
 
-def _without_bytes(value: Any, levels: int) -> Any:
+def _without_bytes(value: Any) -> Any:
     """Return the value of a field with each long base64 text replaced by a reference.
 
     The field belongs to a part of an unknown type, so any long base64 text may be bytes.
-
-    Args:
-        value: the value.
-        levels: number of levels of nesting to keep. Mappings and lists below them become `"…"`.
     """
-    if isinstance(value, Mapping | list | tuple) and levels == 0:
-        return "…"
     if isinstance(value, Mapping):
-        return reference(value, levels - 1)
+        return reference(value)
     if isinstance(value, list | tuple):
-        return [_without_bytes(item, levels - 1) for item in value]
+        return [_without_bytes(item) for item in value]
     if isinstance(value, str) and _is_bytes(value):
         return {"type": "blob", **_digest(value)}
     return value

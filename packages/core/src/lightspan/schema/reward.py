@@ -11,8 +11,6 @@ from lightspan.errors import RewardError
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.semconv import REWARD_DIMENSION, REWARD_VALUE
 
-MAX_NAME_LENGTH: Final = 1_024
-"""Maximum characters of a dimension's name."""
 LARGEST: Final = 1e100
 """Largest absolute value of a reward. Sums and squares of larger values would overflow, such as of
 `-sys.float_info.max`, which an app may use for a failure."""
@@ -39,9 +37,8 @@ def parse_reward(value: Any, primary: str | None = None) -> Reward | None:
             for the only dimension.
 
     Raises:
-        RewardError: `value` is a string or of another type; the mapping is empty or has a name that
-            is too long; `primary` is not among the names; or `primary` is None and none of several
-            names is `"reward"`.
+        RewardError: `value` is a string or of another type; the mapping is empty; `primary` is not
+            among the names; or `primary` is None and none of several names is `"reward"`.
     """
     if value is None or isinstance(value, Reward):
         return value
@@ -78,7 +75,8 @@ def reward_of(attributes: Mapping[str, Any]) -> Reward:
 def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
     if not value:
         raise RewardError("a reward with named dimensions needs at least one: got {}")
-    dimensions = {_name(n): _number(v, f"{_name(n)!r} of a reward") for n, v in value.items()}
+    named = {clean_text(str(name)): number for name, number in value.items()}
+    dimensions = {name: _number(v, f"{name!r} of a reward") for name, v in named.items()}
     primary = primary or (next(iter(dimensions)) if len(dimensions) == 1 else "reward")
     if primary not in dimensions and primary == "reward":
         raise RewardError(
@@ -89,16 +87,6 @@ def _parse_dimensions(value: Mapping[Any, Any], primary: str | None) -> Reward:
         raise RewardError(f"primary reward {primary!r} is not among {sorted(dimensions)}")
     finite = {name: number for name, number in dimensions.items() if usable(number) is not None}
     return Reward(usable(dimensions[primary]), finite)
-
-
-def _name(name: Any) -> str:
-    text = clean_text(str(name))
-    if len(text) > MAX_NAME_LENGTH:
-        raise RewardError(
-            f"the name of a reward's dimension has {len(text)} characters, more than "
-            f"{MAX_NAME_LENGTH}: {text[:40]!r}…"
-        )
-    return text
 
 
 def _number(value: Any, what: str = "a reward") -> float:

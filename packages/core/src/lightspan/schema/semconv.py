@@ -74,9 +74,8 @@ CLIENT: Final = "lightspan.client"
 """Class of a model client that bypassed lightspan, such as `langchain_ollama.ChatOllama`."""
 CLIENT_FIX: Final = "lightspan.client.fix"
 """Advice to the user on how to make the client's calls trainable."""
-REQUESTS_PAST: Final = "lightspan.requests.past"
-"""JSON, on an attempt of a dry run: uncaptured requests to models as [[agent path, client, model,
-URL, count], …] (`provenance`)."""
+REQUEST_PAST: Final = "lightspan.request.past"
+"""JSON, in a dry run: a request to a model that bypassed lightspan, as [client, model, URL]."""
 CALL_REFUSED: Final = "lightspan.call.refused"
 """Name of the field in the request because of which the gateway rejected the call; empty if the
 cause is no field."""

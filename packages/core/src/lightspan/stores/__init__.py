@@ -7,8 +7,8 @@ Runners and the gateway write to a store, and the learner reads from it. Most co
 - `memory` is a store for one process, `sqlite` one file for every process of one machine. Plugins
   add others by URL scheme (PostgreSQL, HTTP).
 - `_state_machine` changes the status of rollouts and attempts.
-- `_leases` grants, extends and ends leases; `_idempotency` makes claims repeatable.
-- `_validation` checks arguments; `_encoding` serialises records.
+- `_leases` grants, extends and ends leases, and makes claims repeatable.
+- `_encoding` serialises records.
 - `_signal` wakes coroutines that wait for a change.
 - `_process_local` opens connections per process; `_sql` has the shared parts of SQL stores.
 - `credentials` keeps passwords out of URLs; `aio` runs a store from synchronous code.

@@ -18,7 +18,6 @@ from lightspan.schema.reward import reward_of
 from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME, REWARD_CALL_ID, is_feedback
 from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores._validation import check_integer
 from lightspan.stores.protocol import StoredCall
 
 _replace = msgspec.structs.replace
@@ -90,8 +89,6 @@ def pack_rollout(rollout: Rollout) -> PackedRollout:
             invalid.
     """
     name = f"rollout {rollout.rollout_id!r:.100}"
-    check_integer(f"{name}: step", rollout.step)
-    check_integer(f"{name}: max_infrastructure_tries", rollout.max_infrastructure_tries)
     return PackedRollout(rollout, _encode(f"the task of {name}", rollout))
 
 
@@ -109,7 +106,6 @@ def pack_span(attempt: AttemptRef, span: Span) -> PackedSpan:
     """Serialise a span; raise `DataError` if it names another attempt or cannot be stored."""
     if span.attempt_id != attempt.attempt_id:
         _check_owner(span.attempt_id, f"span {span.span_id!r}", attempt.attempt_id)
-    check_integer("epoch", attempt.epoch)
     try:
         body = encode_span(span)
     except (TypeError, ValueError, OverflowError) as error:
@@ -139,8 +135,6 @@ def pack_call(call: StoredCall) -> PackedCall:
 def _pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
     name = f"token record {record.call_id!r}"
     _check_owner(record.attempt_id, name, attempt_id)
-    check_integer("choice", record.choice)
-    check_integer("sequence_start", record.sequence_start)
     head = _encode(name, _replace(record, prompt=b"", response=b"", logprob_data=b""))
     key = (record.call_id, record.choice, record.sequence_start)
     arrays = (record.prompt, record.response, record.logprob_data)

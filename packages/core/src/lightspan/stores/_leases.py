@@ -8,26 +8,25 @@ When a lease ends, its attempt is lost. While tries are left, the rollout is que
 attempt with another epoch. What the old runner writes later is stored as late
 (`AttemptKey.is_late`) and never trained.
 
-A claim can be repeated by a runner that got no answer (`_idempotency`).
+A claim can be repeated by a runner that got no answer (`derived_id`). No table of requests is
+needed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from lightspan.errors import ConflictError
-from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome, new_id
+from lightspan.schema.records import Attempt, AttemptRef, AttemptStatus, Claim, Outcome
 from lightspan.stores._encoding import unpack_rollout
-from lightspan.stores._idempotency import check_id, derived_id
 from lightspan.stores._state_machine import Ledger, Progress, started
 
 if TYPE_CHECKING:
     from lightspan.stores._sql.tables import WriteTables as Tables
-from lightspan.stores._validation import LARGEST_INTEGER, check_integer, check_seconds
 
 ALONE: Final = "alone"
 """The place (`derived_id`) of a rollout that must run alone; the places of other rollouts are
@@ -65,6 +64,26 @@ class ClaimRequest(NamedTuple):
         return derived_id("at", self.request_id, place)
 
 
+def derived_id(prefix: str, request_id: str, place: int | str) -> str:
+    """Derive an id in the format of `new_id` from a request id and a place in the request.
+
+    A runner that got no answer repeats its request with the same id. The same attempt ids are
+    derived, so the store finds the attempts that the first request started.
+
+    The result contains the time in the request id and a hash of the rest. The request id cannot be
+    computed from it. So an app, which knows its attempt's id, cannot repeat the claim of its
+    runner.
+
+    Args:
+        prefix: beginning of the id.
+        request_id: id of the request, which `records.new_id` made.
+        place: number of the item in the request, or a word for a special item.
+    """
+    time = request_id.partition("-")[2][:16]
+    text = f"{request_id}/{place}".encode()
+    return f"{prefix}-{time}{hashlib.blake2b(text, digest_size=8).hexdigest()}"
+
+
 class Claimed(NamedTuple):
     """The result of a claim request."""
 
@@ -72,28 +91,6 @@ class Claimed(NamedTuple):
     total: int
     """Number of rollouts that the request claimed when it was first made. It includes rollouts
     whose attempts have ended since."""
-
-
-def claim_request(
-    runner_id: str,
-    slots: int,
-    lease_s: float,
-    run_id: str | None,
-    idle: bool,
-    request_id: str | None,
-) -> ClaimRequest:
-    """Check the arguments of `Store.claim`, and make a request id if `request_id` is None.
-
-    Raises:
-        DataError: an argument is out of range.
-    """
-    check_integer("slots", slots, low=-LARGEST_INTEGER)  # fewer than one claim nothing
-    check_seconds("lease_s", lease_s)
-    may_be_repeated = request_id is not None
-    if request_id is None:
-        request_id = new_id("claim")
-    check_id(request_id)
-    return ClaimRequest(runner_id, slots, lease_s, run_id, idle, request_id, may_be_repeated)
 
 
 def claim(tables: Tables, request: ClaimRequest, now: float) -> Claimed:
@@ -114,9 +111,6 @@ def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
     """Return all attempts that an earlier request with the same id started, in the claim's order.
 
     There may be more than `request.slots`. All are returned, because no other runner runs them.
-
-    Raises:
-        ConflictError: another runner has claimed under this request id.
     """
     ids = [request.attempt_id(ALONE), request.attempt_id(request.first)]
     attempts = tables.attempts_by_id(ids)
@@ -127,12 +121,6 @@ def _earlier_attempts(tables: Tables, request: ClaimRequest) -> list[Attempt]:
         more = tables.attempts_by_id(next_ids)
         ids, attempts = ids + next_ids, {**attempts, **more}
         place, has_more = place + size, len(more) == size
-    for attempt in attempts.values():
-        if attempt.runner_id != request.runner_id:
-            raise ConflictError(
-                f"runner {attempt.runner_id!r} has claimed under the request id that runner "
-                f"{request.runner_id!r} gives: each request needs its own id"
-            )
     return [attempts[attempt_id] for attempt_id in ids if attempt_id in attempts]
 
 

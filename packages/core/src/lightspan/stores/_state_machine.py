@@ -76,9 +76,8 @@ def enqueue(tables: Tables, items: Sequence[PackedRollout], now: float) -> list[
 
     Raises:
         ConflictError: a rollout is stored with different content.
-        IllegalMoveError: a rollout has mode production.
     """
-    new = select_new(tables, items)
+    new = _select_unknown(tables, items)
     tables.insert_rollouts([(item, _queued(item.rollout, tables, now)) for item in new])
     return [None] * len(items)
 
@@ -157,23 +156,12 @@ def started(before: Progress, attempt: Attempt, change: int) -> Progress:
     )
 
 
-def select_new(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollout]:
+def _select_unknown(tables: Tables, items: Sequence[PackedRollout]) -> list[PackedRollout]:
     """Return the rollouts that the store does not have.
 
     Raises:
         ConflictError: a rollout is stored with different content.
-        IllegalMoveError: a rollout has mode production.
     """
-    for item in items:
-        if item.rollout.mode is Mode.PRODUCTION:
-            raise IllegalMoveError(
-                f"rollout {item.rollout.rollout_id!r} has mode production and cannot be run again: "
-                "enqueue a rollout of its task (lightspan.tasks_from_store)"
-            )
-    return _select_unknown(tables, items)
-
-
-def _select_unknown(tables: Lookup, items: Sequence[PackedRollout]) -> list[PackedRollout]:
     bodies = tables.bodies([item.rollout.rollout_id for item in items])
     new = []
     for item in items:
@@ -204,26 +192,11 @@ def report(tables: Tables, items: Sequence[Report], now: float) -> list[bool]:
 
     It is False if a different report ended the attempt, or if the attempt has another epoch by now.
     """
-    ledger = Ledger(tables, check_reports(tables, items), now)
+    attempts = find_attempts(tables, [item.attempt_id for item in items])
+    ledger = Ledger(tables, attempts, now)
     in_force = [ledger.apply(item) for item in items]
     ledger.write()
     return in_force
-
-
-def check_reports(tables: Lookup, items: Sequence[Report]) -> dict[str, Attempt]:
-    """Return the attempts of the reports, by attempt id.
-
-    Raises:
-        IllegalMoveError: the status of a report is not final.
-        NotFoundError: an attempt is unknown.
-    """
-    for item in items:
-        if not item.status.final:
-            raise IllegalMoveError(
-                f"the report on attempt {item.attempt_id!r} has status {item.status}, which does "
-                "not end an attempt"
-            )
-    return find_attempts(tables, [item.attempt_id for item in items])
 
 
 def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]:

@@ -87,8 +87,10 @@ class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
 class Store(Protocol):
     """A store of rollouts, attempts, spans and token records.
 
-    Every method may raise `StoreClosedError`. It may raise `DataError` for a number that no store
-    can hold or compute with: NaN, infinity, a negative number, an integer of 2**63 or more.
+    Every method may raise `StoreClosedError`.
+
+    A write of many items is made in parts of about a hundred. If a part raises an error, nothing of
+    it is written, and the parts before it stay.
 
     A caller that got no answer may repeat a write. The store recognises the repetition by the ids
     in the arguments and returns the first result again. The methods `claim` and `allot_version`
@@ -151,9 +153,7 @@ class Store(Protocol):
         """Queue rollouts in order. Repeating an equal rollout is a no-op.
 
         Raises:
-            ConflictError: an id is stored with different content; nothing is queued then.
-            IllegalMoveError: a rollout has `Mode.PRODUCTION`, so it cannot be run again; nothing is
-                queued then.
+            ConflictError: an id is stored with different content.
         """
 
     async def start(self, claims: Sequence[Claim]) -> None:
@@ -166,7 +166,7 @@ class Store(Protocol):
         no-op.
 
         Raises:
-            ConflictError: a rollout id is stored with different content; nothing is started then.
+            ConflictError: a rollout id is stored with different content.
             IllegalMoveError: a rollout has another mode, or its attempt is not running or not its
                 first.
         """
@@ -202,10 +202,6 @@ class Store(Protocol):
                 that must run alone.
             request_id: id by which a repeated request is recognised; None if the caller will not
                 repeat it.
-
-        Raises:
-            ConflictError: another runner has claimed under this `request_id`.
-            DataError: `request_id` is not in the format of `records.new_id`.
         """
 
     async def await_work(
@@ -241,8 +237,8 @@ class Store(Protocol):
         on, the rollout runs alone in its process.
 
         Raises:
-            IllegalMoveError: a status is not final; nothing is written then.
-            NotFoundError: an attempt is unknown; nothing is written then.
+            IllegalMoveError: a status is not final.
+            NotFoundError: an attempt is unknown.
         """
 
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
@@ -269,7 +265,7 @@ class Store(Protocol):
             The number of rollouts that this call cancelled.
 
         Raises:
-            NotFoundError: a rollout is unknown; nothing is cancelled then.
+            NotFoundError: a rollout is unknown.
         """
 
     async def rollouts(
@@ -341,7 +337,7 @@ class Store(Protocol):
             limit: maximum number of ids, at least 1.
 
         Raises:
-            DataError: the text is empty or no valid Unicode, or `limit` is not a positive integer.
+            DataError: the text is empty or no valid Unicode.
             NotFoundError: the attempt `before` is unknown.
         """
 
@@ -375,9 +371,6 @@ class Store(Protocol):
 
         Returns:
             The number of rollouts that this call deleted: less than `limit` if no more are left.
-
-        Raises:
-            DataError: `older_than_s` is not a number of seconds, or `limit` is less than 1.
         """
 
     # --- peers ----------------------------------------------------------------------------
@@ -438,8 +431,8 @@ class Store(Protocol):
         `sequence_end`, and must not be late.
 
         Raises:
-            DataError: as in `add_spans`; nothing is written then.
-            NotFoundError: as in `add_spans`; nothing is written then.
+            DataError: as in `add_spans`.
+            NotFoundError: as in `add_spans`.
         """
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:

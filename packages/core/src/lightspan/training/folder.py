@@ -125,7 +125,17 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds no run, or `config.json` is damaged.
         """
-        return self._read_json(CONFIG)
+        path = self.path / CONFIG
+        data = read_bytes(path)
+        if data is None:
+            raise ConfigError(f"{self.path} is no run of lightspan: it has no {CONFIG}")
+        try:
+            config = json.loads(data)
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged, it is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise ConfigError(f"{path} is damaged: it holds no JSON object")
+        return config
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`, which marks the run as complete; NaN becomes null."""
@@ -142,30 +152,9 @@ class RunFolder:
         Raises:
             ConfigError: `result.json` is damaged.
         """
-        path = self.path / RESULT
-        if not path.exists():
+        if self._decode(RESULT, _Result) is None:
             return None
-        result = self._read_json(RESULT)
-        try:
-            msgspec.convert(result, _Result)
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{path} is damaged: {error}; delete it, and resume=True (--resume) writes it anew"
-            ) from error
-        return result
-
-    def _read_json(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        data = read_bytes(path)
-        if data is None:
-            raise ConfigError(f"{self.path} is no run of lightspan: it has no {name}")
-        try:
-            value = json.loads(data)
-        except ValueError as error:
-            raise ConfigError(f"{path} is damaged, it is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"{path} is damaged: it holds {type(value).__name__}, no JSON object")
-        return value
+        return self._decode(RESULT, dict[str, Any])
 
     def write(self, name: str, data: bytes) -> None:
         """Replace the file `name` of the folder atomically.

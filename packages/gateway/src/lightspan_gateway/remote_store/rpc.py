@@ -16,7 +16,6 @@ from lightspan.errors import DataError
 from lightspan.schema.records import AttemptRef, Claim, Rollout, new_id
 from lightspan.schema.spans import Span
 from lightspan.stores._encoding import pack_call, pack_rollout, pack_span
-from lightspan.stores._idempotency import check_id
 from lightspan.stores.protocol import Store, StoredCall
 from lightspan_gateway.remote_store.roles import Role
 
@@ -105,15 +104,10 @@ class Operation:
         """Return the arguments of a call as a map by parameter name.
 
         Adds a `request_id` (idempotency key) if there is none, because requests may be sent again.
-
-        Raises:
-            DataError: the `request_id` is invalid.
         """
         arguments = dict(self.signature.bind(*args, **named).arguments)
-        if "request_id" in self.signature.parameters:
-            if arguments.get("request_id") is None:
-                arguments["request_id"] = new_id("request")
-            check_id(arguments["request_id"])
+        if "request_id" in self.signature.parameters and arguments.get("request_id") is None:
+            arguments["request_id"] = new_id("request")
         return arguments
 
     def encode(self, arguments: Arguments) -> bytes:

@@ -7,12 +7,17 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
-from lightspan.errors import ConfigError, DataError, how_to_install
+from lightspan.errors import (
+    ConfigError,
+    DataError,
+    StoreError,
+    StoreUnreachableError,
+    how_to_install,
+)
 from lightspan.schema import clock
 from lightspan.schema.records import Claim, Report
 from lightspan.schema.spans import Span
 from lightspan.stores._process_local import OpenedStore
-from lightspan.stores._validation import check_integer, check_seconds
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
 from lightspan.stores.timings import StoreTimings
 from lightspan_gateway.remote_store.rpc import OPERATIONS, POLL_S, Arguments, Operation
@@ -37,8 +42,6 @@ def _remote(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
     async def call(*args: P.args, **named: P.kwargs) -> R:
         store, *positional = args
         arguments = operation.bind(*positional, **named)
-        if operation.name == "heartbeat":
-            check_seconds("lease_s", arguments["lease_s"])  # the request's timeout depends on it
         return cast(R, await cast(RemoteStore, store)._call(operation, arguments))
 
     return call
@@ -133,13 +136,17 @@ class RemoteStore(OpenedStore[ServerConnection]):
     async def finish(self, report: Report, spans: Sequence[Span]) -> bool:
         try:
             return await self._finish(report, spans)
-        except DataError:  # perhaps a span cannot be encoded or stored
+        except StoreUnreachableError:
+            raise
+        except (
+            DataError,
+            StoreError,
+        ):  # perhaps a span is invalid or too large
             return await super().finish(report, spans)
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        check_integer("cursor", cursor)
         arguments = {"cursor": cursor, "run_id": run_id}
         return cast(Changes, await self._poll("watch", arguments, timeout_s))
 
@@ -150,7 +157,6 @@ class RemoteStore(OpenedStore[ServerConnection]):
 
     async def _poll(self, name: str, arguments: Arguments, timeout_s: float) -> Any:
         """Repeat a long poll until its answer is not empty, or the timeout is over."""
-        check_seconds("timeout_s", timeout_s)
         deadline = clock.monotonic() + timeout_s
         while True:
             arguments["timeout_s"] = min(max(0.0, deadline - clock.monotonic()), POLL_S)

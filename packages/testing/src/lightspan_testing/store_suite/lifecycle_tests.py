@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from lightspan.errors import DataError, NotFoundError, StoreClosedError, StoreError
+from lightspan.errors import NotFoundError, StoreClosedError, StoreError
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Attempt, AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
@@ -259,13 +258,3 @@ class LifecycleTests(StoreTests):
         assert await store.claim("runner", 5, LEASE_S) == []
         await store.enqueue([make_rollout("ro-old")])  # its id is free again
         assert (await claim_one(store)).number == 1
-
-    @pytest.mark.parametrize(
-        ("seconds", "limit", "message"),
-        [(math.nan, 1, "older_than_s="), (-1.0, 1, "older_than_s="), (1.0, 0, "limit=0")],
-    )
-    async def test_what_is_no_age(
-        self, store: Store, seconds: float, limit: int, message: str
-    ) -> None:
-        with pytest.raises(DataError, match=message):
-            await store.prune(seconds, limit)

@@ -71,7 +71,7 @@ class QueueTests(StoreTests):
         assert len(await store.rollouts()) == 1
 
     async def test_conflicting_ids_queue_nothing(self, store: Store) -> None:
-        batch = [make_rollout(f"ro-{i}") for i in range(1000)]
+        batch = [make_rollout(f"ro-{i}") for i in range(30)]
         with pytest.raises(ConflictError, match="ro-1"):
             await store.enqueue([*batch, make_rollout(task="another")])
         assert await store.rollouts() == []
@@ -228,8 +228,6 @@ class QueueTests(StoreTests):
         for wrong in (trained, second, replace(good, attempt=ended), replace(good, attempt=others)):
             with pytest.raises(IllegalMoveError):
                 await store.start([make_production("ro-0", "token-0"), wrong])
-        with pytest.raises(IllegalMoveError, match="tasks_from_store"):
-            await store.enqueue([make_rollout("ro-0"), good.rollout])
         assert await store.rollouts() == []
         await store.start([good])
         with pytest.raises(ConflictError):
@@ -272,10 +270,10 @@ class QueueTests(StoreTests):
         assert await store.report([make_report(claims[1].attempt)]) == [False]
 
     async def test_cancel_of_an_unknown_rollout_cancels_nothing(self, store: Store) -> None:
-        await store.enqueue([make_rollout(f"ro-{i}") for i in range(300)])
+        await store.enqueue([make_rollout(f"ro-{i}") for i in range(30)])
         with pytest.raises(NotFoundError, match="nobody"):
-            await store.cancel([*(f"ro-{i}" for i in range(300)), "nobody"])
-        assert await store.count() == {RolloutStatus.QUEUED: 300}
+            await store.cancel([*(f"ro-{i}" for i in range(30)), "nobody"])
+        assert await store.count() == {RolloutStatus.QUEUED: 30}
 
     # --- watch ----------------------------------------------------------------------------
     async def test_watch_from_every_cursor(self, store: Store) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightspan.errors import ConflictError, DataError
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import AttemptStatus, RolloutStatus, new_id
+from lightspan.schema.records import AttemptStatus, new_id
 from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
@@ -27,7 +26,6 @@ from lightspan_testing.store_suite.base import (
     make_try,
     ref,
     start,
-    status_of,
 )
 
 
@@ -80,16 +78,6 @@ class RetryTests(StoreTests):
         remaining = [claims[2], *claims[3:150], *claims[151:]]
         assert await store.claim("runner", 300, LEASE_S, request_id=request_id) == remaining
 
-    async def test_an_id_of_another_runner(self, store: Store) -> None:
-        """A claim is refused if another runner has already used its request id."""
-        await store.enqueue([make_rollout("ro-1"), make_rollout("ro-2")])
-        request_id = new_id("claim")
-        claims = await store.claim("runner", 1, LEASE_S, request_id=request_id)
-        with pytest.raises(ConflictError, match="another"):
-            await store.claim("another", 1, LEASE_S, request_id=request_id)
-        assert await status_of(store, "ro-2") is RolloutStatus.QUEUED
-        assert await store.claim("runner", 1, LEASE_S, request_id=request_id) == claims
-
     async def test_an_attempts_id_does_not_tell_its_claims(self, store: Store) -> None:
         """An attempt's id does not reveal the request id of the claim that created the attempt.
 
@@ -101,15 +89,6 @@ class RetryTests(StoreTests):
         assert request_id[-16:] not in claim.attempt.attempt_id
         guess = "claim-" + claim.attempt.attempt_id.removeprefix("at-")
         assert await store.claim("runner", 1, LEASE_S, request_id=guess) == []
-
-    @pytest.mark.parametrize("wrong", ["", "mine", "claim-\udc80", "claim-" + "0" * 31])
-    async def test_an_id_that_is_none(self, store: Store, wrong: str) -> None:
-        await store.enqueue([make_rollout()])
-        with pytest.raises(DataError, match="new_id"):
-            await store.claim("runner", 1, LEASE_S, request_id=wrong)
-        with pytest.raises(DataError, match="new_id"):
-            await store.allot_version("sql", request_id=wrong)
-        assert await status_of(store) is RolloutStatus.QUEUED
 
     # --- everything else ------------------------------------------------------------------
 

@@ -29,11 +29,9 @@ from lightspan.lightning.rollout_checks import (
 from lightspan.lightning.rows import merge
 from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Rejection
 from lightspan.lightning.transitions import Transition, trained_transitions
-from lightspan.lightning.uncaptured_advice import describe_request, fix_of, host_of
 from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
-from lightspan.schema.provenance import requests_of
 from lightspan.schema.records import Json, Outcome, fingerprint, task_id
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
@@ -49,6 +47,7 @@ from lightspan_tools.dry_run.merge_diagnostics import (
     read_merging,
 )
 from lightspan_tools.sampling_overrides import overrides_of
+from lightspan_tools.uncaptured_requests import describe_request, fix_of, host_of, requests_of
 
 T = TypeVar("T")
 

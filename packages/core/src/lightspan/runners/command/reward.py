@@ -97,16 +97,9 @@ def _value(line: str) -> Any:
     if _NUMBER.fullmatch(line):
         return float(line)
     try:
-        return json.loads(line, parse_int=float, object_pairs_hook=_object)
+        return json.loads(line, parse_int=float)
     except (ValueError, RecursionError) as error:
         raise RewardError(f"that is no reward; {_HINT}") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    rewards = dict(pairs)
-    if len(rewards) != len(pairs):  # JSON would let the last one win
-        raise ValueError("duplicate name")
-    return rewards
 
 
 def failure(ended: Ended, stderr: str) -> ProgramError:

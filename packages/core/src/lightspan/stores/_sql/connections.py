@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 
 from lightspan.errors import StoreClosedError
 from lightspan.stores import _leases, _state_machine
-from lightspan.stores._encoding import PackedCall, PackedSpan
 from lightspan.stores._leases import Claimed, ClaimRequest
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
 from lightspan.stores._sql.tables import ReadTables, WriteTables
@@ -71,10 +70,6 @@ class OpenDatabase(ABC):
         self.cancel: Final = self._timed(_state_machine.cancel)
         self.heartbeat: Final = self._timed(_leases.heartbeat)
         self.mark_damaged: Final = partial(_state_machine.mark_damaged, moving)
-        self.check_new: Final = partial(_state_machine.select_new, reader)
-        """Raises `ConflictError` or `IllegalMoveError` for rollouts that cannot be enqueued."""
-        self.check_reports: Final = partial(_state_machine.check_reports, reader)
-        """Raises `IllegalMoveError` or `NotFoundError` for reports that cannot be applied."""
         self._read_thread = ThreadPoolExecutor(1, "lightspan-store-read")
 
     @abstractmethod
@@ -140,12 +135,3 @@ class OpenDatabase(ABC):
     def announce(self, items: Sequence[tuple[str, bytes]]) -> list[None]:
         now = self.adding.now()
         return self.adding.put_peers([(peer_id, now, body) for peer_id, body in items])
-
-    # --- the reader's checks of a batch that is too large for one transaction -------------
-    def check_spans(self, items: Sequence[PackedSpan]) -> None:
-        """Raise `NotFoundError` if the attempt of a span is unknown."""
-        _state_machine.find_attempts(self.reader, [item.attempt_id for item in items])
-
-    def check_calls(self, items: Sequence[PackedCall]) -> None:
-        """Raise `NotFoundError` if the attempt of a call is unknown."""
-        self.check_spans([item.span for item in items])

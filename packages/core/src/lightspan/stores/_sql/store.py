@@ -14,14 +14,13 @@ from lightspan.schema import clock, records
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
-from lightspan.stores import _encoding, _leases, _validation
+from lightspan.stores import _encoding, _leases
 from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
-from lightspan.stores._idempotency import check_id
 from lightspan.stores._process_local import OpenedStore
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
 from lightspan.stores._sql.group_commit import GROUP_COST, Work
-from lightspan.stores._state_machine import StartedRollout, check_starts
+from lightspan.stores._state_machine import StartedRollout
 from lightspan.stores.protocol import (
     PRUNED_AT_ONCE,
     SEARCH_LIMIT,
@@ -80,34 +79,21 @@ class SQLStore(OpenedStore[D]):
         """Run a query of the reader in its thread and return its result."""
         return await self._opened.read(lambda: query(*args, **kwargs))
 
-    async def _write(
-        self,
-        work: Work[T, R],
-        items: Sequence[T],
-        *,
-        check: Callable[[Sequence[T]], object] | None = None,
-        cost: int = 0,
-    ) -> list[R]:
+    async def _write(self, work: Work[T, R], items: Sequence[T], *, cost: int = 0) -> list[R]:
         """Write items in chunks, each in one short transaction, and return one result per item.
 
         Args:
             work: writes a chunk in a transaction. If it raises an error, nothing of the chunk is
                 written.
             items: the items.
-            check: raises the errors that `work` would raise. It is called with all items before the
-                first of several chunks, so that either all of them are written or none. None for no
-                check.
             cost: cost of a single item; 0 for the cost that its size gives.
         """
         database = self._opened
         self._check_writable()
         if len(items) == 1:
             return await database.write(work, items, cost or cost_of(items[0]))
-        chunks = list(in_chunks(items))
-        if check is not None and len(chunks) > 1:
-            await self._read(check, items)
         answers: list[R] = []
-        for chunk, cost in chunks:
+        for chunk, cost in in_chunks(items):
             answers += await database.write(work, chunk, cost)
         return answers
 
@@ -123,9 +109,6 @@ class SQLStore(OpenedStore[D]):
     async def allot_version(
         self, policy: str, run_id: str = "", step: int = 0, *, request_id: str | None = None
     ) -> int:
-        _validation.check_integer("step", step)
-        if request_id is not None:
-            check_id(request_id)
         work = self._opened.moving.allot_versions
         [version] = await self._write(work, [(policy, run_id, step, request_id)])
         return version
@@ -136,12 +119,11 @@ class SQLStore(OpenedStore[D]):
     # --- rollouts -------------------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[records.Rollout]) -> None:
         packed = [pack_rollout(rollout) for rollout in rollouts]
-        database = self._opened
-        await self._write(database.enqueue, packed, check=database.check_new)
+        await self._write(self._opened.enqueue, packed)
 
     async def start(self, claims: Sequence[records.Claim]) -> None:
         starts = [StartedRollout(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
-        await self._write(self._opened.start, starts, check=check_starts)
+        await self._write(self._opened.start, starts)
 
     async def claim(
         self,
@@ -153,7 +135,11 @@ class SQLStore(OpenedStore[D]):
         *,
         request_id: str | None = None,
     ) -> list[records.Claim]:
-        request = _leases.claim_request(runner_id, slots, lease_s, run_id, idle, request_id)
+        unique = request_id or records.new_id("claim")
+        is_repeatable = request_id is not None
+        request = _leases.ClaimRequest(
+            runner_id, slots, lease_s, run_id, idle, unique, is_repeatable
+        )
         claims: list[records.Claim] = []
         count = 0
         while True:
@@ -169,14 +155,11 @@ class SQLStore(OpenedStore[D]):
     async def heartbeat(
         self, attempts: Sequence[records.AttemptRef], lease_s: float
     ) -> list[records.AttemptRef]:
-        _validation.check_seconds("lease_s", lease_s)
         extended = await self._write(self._opened.heartbeat, [(ref, lease_s) for ref in attempts])
         return [ref for ref, is_extended in zip(attempts, extended, strict=True) if not is_extended]
 
     async def report(self, reports: Sequence[records.Report]) -> list[bool]:
-        _validation.check_rewards(reports)
-        database = self._opened
-        return await self._write(database.report, reports, check=database.check_reports)
+        return await self._write(self._opened.report, reports)
 
     async def expire(self) -> int:
         total = 0
@@ -187,9 +170,7 @@ class SQLStore(OpenedStore[D]):
                 return total
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        database = self._opened
-        check = database.reader.check_rollouts
-        return sum(await self._write(database.cancel, rollout_ids, check=check))
+        return sum(await self._write(self._opened.cancel, rollout_ids))
 
     async def rollouts(
         self,
@@ -201,9 +182,6 @@ class SQLStore(OpenedStore[D]):
         status: Sequence[records.RolloutStatus] | None = None,
         limit: int | None = None,
     ) -> list[records.RolloutState]:
-        for name, value in (("step", step), ("limit", limit)):
-            if value is not None:
-                _validation.check_integer(name, value)
         filters = {"run_id": run_id, "mode": mode, "step": step, "status": status}
         return await self._read(self._opened.reader.rollouts, rollout_ids, limit, filters)
 
@@ -217,10 +195,6 @@ class SQLStore(OpenedStore[D]):
         newest: bool = False,
         limit: int | None = None,
     ) -> Summaries:
-        _validation.check_integer("after", after)
-        for name, value in (("before", before), ("limit", limit)):
-            if value is not None:
-                _validation.check_integer(name, value, 1)
         filters = {"cursor": after or None, "before": before, "watched_run": run_id, "mode": mode}
         rows: dict[str, records.RolloutSummary] = {}
         cursors: list[int] = []
@@ -245,7 +219,6 @@ class SQLStore(OpenedStore[D]):
         before: str | None = None,
         limit: int = SEARCH_LIMIT,
     ) -> list[str]:
-        _validation.check_integer("limit", limit, 1)
         texts = _encoding.search_texts(text)
         reader = self._opened.reader
         place = _LAST if before is None else await self._read(reader.place_of, before)
@@ -259,7 +232,6 @@ class SQLStore(OpenedStore[D]):
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0
     ) -> Changes:
-        _validation.check_integer("cursor", cursor)
         return await self._poll(
             lambda: self._opened.reader.changes(cursor, run_id), timeout_s, self._poll_intervals_s
         )
@@ -284,7 +256,6 @@ class SQLStore(OpenedStore[D]):
             intervals_s: shortest and longest time between two queries, in seconds. A change by this
                 process ends a pause at once.
         """
-        _validation.check_seconds("timeout_s", timeout_s)
         if timeout_s > 0:
             self._listen()
         deadline = clock.monotonic() + timeout_s
@@ -303,8 +274,6 @@ class SQLStore(OpenedStore[D]):
         return await self._read(self._opened.reader.count, run_id)
 
     async def prune(self, older_than_s: float, limit: int = PRUNED_AT_ONCE) -> int:
-        _validation.check_seconds("older_than_s", older_than_s)
-        _validation.check_integer("limit", limit, 1)
         total = 0
         while total < limit:
             part = min(_PRUNE_CHUNK, limit - total)
@@ -350,12 +319,11 @@ class SQLStore(OpenedStore[D]):
             await self.attempt(attempt.attempt_id)
         # Feedback is a change of its rollout.
         tables = database.moving if any(item.feedback for item in packed) else database.adding
-        return sum(await self._write(tables.add_spans, packed, check=database.check_spans))
+        return sum(await self._write(tables.add_spans, packed))
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
         packed = [pack_call(call) for call in calls]
-        database = self._opened
-        return await self._write(database.adding.add_calls, packed, check=database.check_calls)
+        return await self._write(self._opened.adding.add_calls, packed)
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
         await self._write(self._opened.adding.mark_calls, [(attempt_id, call_id, outcome)])

@@ -1,9 +1,10 @@
-"""Record model requests that bypass the SDKs of `sdks`, in a dry run (`lightspan dev`).
+"""Record model requests that bypass the SDKs of OpenAI and Anthropic, in a dry run.
 
-Once a process opens an attempt of a dry run, httpx, httpx2, requests and aiohttp are patched: at
-once if the app has imported them, or else after their import. For each POST to the path of a
-model's API, the acting agent, the calling package, the model and the URL are recorded, so that the
-report can recommend a change. urllib and botocore are not patched.
+The core calls `install` in the app's process before each attempt of a dry run (entry point
+`lightspan.dry_run`). httpx, httpx2, requests and aiohttp are then patched: at once if the app has
+imported them, or else after their import. For each POST to the path of a model's API, the acting
+agent, the calling package, the model and the URL are recorded, so that the report can recommend a
+change. urllib and botocore are not patched.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from lightspan.capture._globals import state
-from lightspan.capture.context import current_agent
+from lightspan.capture.context import current_agent, make_span
 from lightspan.capture.import_hooks import ImportHook, is_imported
 from lightspan.capture.patch import Patch
 from lightspan.capture.sdks import SDKS
-from lightspan.schema.provenance import Request
 from lightspan.schema.records import Mode
+from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan_tools.uncaptured_requests import Request
 
 _MODEL_PATHS: Final = (
     *(path for sdk in SDKS for path in sdk.paths),
@@ -63,13 +65,6 @@ def _patch(package: str) -> None:
         with contextlib.suppress(Exception):  # of a version without the method
             owner = getattr(sys.modules[package], name)
             patches.append(Patch(owner, method, partial(make, getattr(owner, method))))
-
-
-def uninstall() -> None:
-    """Undo `install`; hooks that wait for an import are removed by the caller."""
-    while state.http_patches:
-        for patch in state.http_patches.popitem()[1]:
-            patch.undo()
 
 
 def _send(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -131,7 +126,10 @@ def _record(read: Callable[[], tuple[Any, Any, Any]], *, is_aiohttp: bool = Fals
         caller = next(package for package in packages if package not in _PLUMBING)
         parts = urlsplit(url)
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        current.scope.recorder.add_uncaptured(Request(current.path, caller, model, address))
+        attributes = Request(current.path, caller, model, address).attributes()
+        status = SpanStatus.OK
+        span = make_span(current, "lightspan.request", SpanKind.OTHER, attributes, status=status)
+        current.scope.recorder.add(span)
 
 
 def _model_of(url: str, body: Any) -> str | None:

@@ -1,15 +1,48 @@
-"""Advice for model requests that lightspan does not capture, because no SDK made them."""
+"""Model requests that lightspan does not capture, because no SDK made them, with advice.
+
+`uncaptured_http` records each request as a span, in a dry run.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from lightspan.schema.provenance import Request
+from lightspan.schema import semconv as c
+from lightspan.schema.spans import Attributes, Span
 
 _OPENAI: Final = ("/chat/completions", "/completions", "/responses")
 """Ends of the URL paths of OpenAI's API, which other providers serve too."""
 _OLLAMA: Final = ("/api/chat", "/api/generate")
+
+
+class Request(NamedTuple):
+    """A request to a model, sent by a client whose requests lightspan does not record."""
+
+    agent: str
+    """Path of the agent that sent the request."""
+    client: str
+    """Package that called the HTTP client, such as `litellm` or the app's own."""
+    model: str
+    """Name of the model; empty if the body of the request does not name it."""
+    url: str
+    """URL without query and credentials."""
+
+    def attributes(self) -> Attributes:
+        """Return the attributes of the request's span."""
+        agent, *others = self
+        return {c.AGENT_PATH: agent, c.REQUEST_PAST: json.dumps(others)}
+
+
+def requests_of(spans: Iterable[Span]) -> Counter[Request]:
+    """Return how often each request was sent, from the spans of attempts."""
+    sent = (span.attributes for span in spans if c.REQUEST_PAST in span.attributes)
+    return Counter(
+        Request(str(each[c.AGENT_PATH]), *json.loads(str(each[c.REQUEST_PAST]))) for each in sent
+    )
 
 
 def describe_request(request: Request) -> str:
