@@ -41,6 +41,7 @@ from lightspan.capture.prompt_overrides import reading_of, record_prompt, with_t
 from lightspan.capture.response_observer import as_mapping, observe
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
 from lightspan.schema import genai_attributes, semconv as c
+from lightspan.schema.genai_attributes import ANSWER_FIELDS
 from lightspan.schema.genai_messages import MAPPING
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import add_client_key
@@ -142,7 +143,7 @@ def _sync_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Calla
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return original(self, cast_to, options, **kwargs)
-        client, sent = self, call.with_instructions(options)
+        client, sent = self, call.observed(call.with_instructions(options))
         if call.is_redirected:
             try:
                 client, sent = sync_client(sdk, call.origin), call.redirect(self, sent)
@@ -161,7 +162,7 @@ def _async_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Call
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return await original(self, cast_to, options, **kwargs)
-        client, sent = self, call.with_instructions(options)
+        client, sent = self, call.observed(call.with_instructions(options))
         if call.is_redirected:
             try:
                 client = await gateway_clients.async_client(sdk, call.origin)
@@ -279,6 +280,8 @@ class SdkCall:
     """The attempt that was opened for this call alone; None if the call belongs to a larger
     attempt."""
     has_ended: bool = False
+    unparsed: Any = None
+    """The answer that the SDK gave to the parser of the app's schema; None if it gave none."""
 
     @property
     def is_redirected(self) -> bool:
@@ -336,6 +339,21 @@ class SdkCall:
             )
             return options
 
+    def observed(self, options: Any) -> Any:
+        """Return a copy of the request whose parser also sets `unparsed`.
+
+        Returns `options` itself if the SDK parses nothing, or if the gateway records the call.
+        """
+        parser = getattr(options, "post_parser", None)
+        if self.is_recorded_elsewhere or not callable(parser):
+            return options
+
+        def parse(answer: Any) -> Any:
+            self.unparsed = answer
+            return parser(answer)
+
+        return options.model_copy(update={"post_parser": parse})
+
     def redirect(self, client: Any, options: Any) -> Any:
         """Return a copy of the request for a clean client, which sends it to the gateway.
 
@@ -371,7 +389,7 @@ class SdkCall:
 
         Args:
             error: the exception that ended the call; GeneratorExit if the app abandoned the answer.
-            answer: the answer received so far; None to take it from the exception.
+            answer: the answer received so far; None to take `unparsed`.
         """
         is_abandoned = isinstance(error, GeneratorExit)
         self.notify_end(is_abandoned and genai_attributes.has_content(answer or {}))
@@ -390,8 +408,8 @@ class SdkCall:
             if not is_undelivered:
                 return  # the gateway recorded its answer
             outcome = CallOutcome.UNDELIVERED
-        if answer is None:
-            answer = as_mapping(getattr(error, "completion", None))  # of LengthFinishReasonError
+        if answer is None:  # the answer may have arrived, and not fit the app's schema
+            answer = as_mapping(self.unparsed, ANSWER_FIELDS)
         attributes = {c.CALL_OUTCOME: outcome, **genai_attributes.answer_attributes(answer)}
         if is_abandoned:  # which is not an error
             self.record(attributes, SpanStatus.UNSET)
@@ -431,7 +449,7 @@ class SdkCall:
         """Record the end of the call, unless the gateway records it. Only the first end counts.
 
         Args:
-            answer: the answer received so far; None to take it from the error.
+            answer: the answer received so far; None to take `unparsed`.
             error: the error that ended the answer; None if the answer is complete.
             irregular_field: name of a field whose streamed parts may have been put together wrong;
                 empty if there is none. If there is one, the attempt is not trained.
