@@ -107,6 +107,42 @@ def test_another_agents_call_is_recorded(gateway: ScriptedServer, stream: bool) 
     assert (span.name, span.status, span.sequence_start) == ("chat m", SpanStatus.OK, None)
 
 
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("kind", ["mapping", "object", "text", "response", "own model"])
+def test_an_answer_of_a_type_that_the_app_chooses(
+    elsewhere: ScriptedServer, api: str, kind: str
+) -> None:
+    class Own(openai.BaseModel):
+        id: str
+
+    with client_of(elsewhere) as client:
+        http: Any = api_of(client, api).with_raw_response.create(**ASKED[api]).http_response
+        types: dict[str, Any] = {"mapping": dict[str, Any], "object": object, "text": str}
+        types |= {"response": type(http), "own model": Own}
+        with acting_as(None, "checker") as scope:
+            path = {"chat": "chat/completions"}.get(api, api)
+            client.post(f"/{path}", body=ASKED[api], cast_to=types[kind])
+            errors = scope.recorder.capture_errors()
+            [span] = llm_spans(scope)
+    recorded = said_of(span)
+    assert errors == []
+    assert (recorded[c.CALL_OUTCOME], recorded[c.OUTPUT_TOKENS]) == ("ok", 2)
+    assert recorded[c.OUTPUT_MESSAGES][0]["parts"][0]["content"] == "from elsewhere"
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("body", [b'{"id": "x", "choices": []}', b"<html>", b"[]", b"{}"])
+def test_an_answer_without_content_damages_the_attempt(body: bytes, raw: bool) -> None:
+    with client_that_gets(body) as client, acting_as(None, "checker") as scope:
+        if raw:
+            client.chat.completions.with_raw_response.create(**ASKED["chat"])
+        else:
+            client.post("/chat/completions", body=ASKED["chat"], cast_to=str)
+        [error] = scope.recorder.capture_errors()
+        assert "its answer has no choices, output or content" in error
+        assert len(llm_spans(scope)) == 1
+
+
 def test_another_agents_error_is_recorded(gateway: ScriptedServer) -> None:
     with (
         ScriptedServer([Reply(status=400, text="bad temperature")]) as server,

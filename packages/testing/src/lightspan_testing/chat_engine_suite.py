@@ -23,6 +23,7 @@ import pytest
 
 from lightspan.errors import EngineClosedError, EngineError
 from lightspan.protocols.engine import ChatAnswer, ChatEngine, EndpointRefused
+from lightspan.schema.genai_attributes import END
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 BODY: Final[Mapping[str, Any]] = {
@@ -71,8 +72,9 @@ def content_of(answer: ChatAnswer) -> Content:
 
 
 async def read_stream(engine: ChatEngine, body: Mapping[str, Any] = BODY) -> list[dict[str, Any]]:
-    """Return the decoded payloads of a streamed call."""
-    return [json.loads(payload) async for payload in engine.stream({**body, "stream": True})]
+    """Return the decoded payloads of a streamed call, without an end mark."""
+    payloads = [payload async for payload in engine.stream({**body, "stream": True})]
+    return [json.loads(payload) for payload in payloads if payload != END.encode()]
 
 
 def merge_chunks(chunks: list[dict[str, Any]]) -> Content:

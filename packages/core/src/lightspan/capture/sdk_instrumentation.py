@@ -40,6 +40,7 @@ from lightspan.capture.patch import Patch
 from lightspan.capture.prompt_overrides import reading_of, record_prompt, with_text
 from lightspan.capture.response_observer import as_mapping, observe
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
+from lightspan.errors import EngineError
 from lightspan.schema import genai_attributes, semconv as c
 from lightspan.schema.genai_attributes import ANSWER_FIELDS
 from lightspan.schema.genai_messages import MAPPING
@@ -469,6 +470,9 @@ class SdkCall:
             self.notify_end(True)
             self._settle()
             if not self.is_recorded_elsewhere:
+                if not genai_attributes.is_answer(answer or {}):
+                    problem = "its answer has no choices, output or content"
+                    self.add_capture_error("recorded", EngineError(problem))
                 end = {c.CALL_OUTCOME: CallOutcome.OK.value}
                 self.record({**end, **genai_attributes.answer_attributes(answer or {})})
         self._close()

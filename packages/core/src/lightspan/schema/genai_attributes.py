@@ -14,6 +14,10 @@ from lightspan.schema import anthropic_messages, genai_messages, openai_response
 from lightspan.schema.genai_messages import MAPPING, joined_text, mappings_in
 from lightspan.schema.spans import Attributes
 
+END: Final = "[DONE]"
+"""Text of the event with which OpenAI's streams of chats end."""
+CUT: Final = "the stream ended before the answer: it has no finish reason"
+"""Message about a stream that has ended although its answer is not `complete`."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -30,6 +34,8 @@ class StreamedAnswer:
         self.irregular_field = ""
         """The first field that clients assemble in different ways, such as `tool_calls.id`; empty
         if there is none."""
+        self.is_done = False
+        """Whether the event `END` has arrived."""
         self._requested = choices
         self._events: (
             openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
@@ -107,14 +113,14 @@ class StreamedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether every requested choice has ended.
+        """Whether the stream has been marked as ended, or every requested choice has.
 
         After that a stream may still bring the token usage, but no more text.
         """
         if self._events is not None:
-            return self._events.ended
+            return self.is_done or self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
-        return len(ended) >= max(self._requested, len(self._choices))
+        return self.is_done or len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
         """Return the answer received so far, in the form that it would have without streaming."""
@@ -142,6 +148,11 @@ def _has_halves(answer: Mapping[str, Any]) -> bool:
 def has_content(answer: Mapping[str, Any]) -> bool:
     """Return whether `answer` has a choice, an output item or a content block."""
     return any(answer.get(key) for key in ("choices", "output", "content"))
+
+
+def is_answer(answer: Mapping[str, Any]) -> bool:
+    """Return whether `answer` has a choice, or is a response or a message, even an empty one."""
+    return bool(answer.get("choices")) or "output" in answer or "content" in answer
 
 
 def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
