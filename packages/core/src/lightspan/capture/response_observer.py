@@ -18,7 +18,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from lightspan.capture.generator_context import current_flow
 from lightspan.errors import EngineError

@@ -19,6 +19,8 @@ from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
+from lightspan.schema.system_prompts import OTHER_PROMPT, OTHER_TEXT
+from lightspan.schema.spans import Span
 from lightspan.schema.validation import is_number
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
@@ -61,6 +63,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Reward of failures at the time; None if they were unscored."""
     lowest_reward: float = 0.0
     """Lowest reward of the run so far, of training too; 0 if none was negative."""
+    own_text: int = 0
+    """Number of tasks on which a text of the app was sent that a learned one replaces, because it
+    is another than the run has read: the app was changed, or has several."""
 
     @classmethod
     def of(
@@ -102,6 +107,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
             lowest_reward=lowest_reward,
+            own_text=sum(any(map(_has_own_text, episode.spans)) for episode in episodes),
         )
 
     def restated(self, failure_reward: float | None) -> Evaluation:
@@ -138,11 +144,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of tasks that are unscored, failed or without a call of the policy.
-
-        The keys describe them.
-        """
-        return {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
+        """Numbers of tasks that are unscored, failed or not comparable; the keys describe them."""
+        counts = {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
+        return counts | {OWN_TEXT: self.own_text}
 
     def metrics(self) -> dict[str, Json]:
         """Return the metrics of the evaluation for `metrics.jsonl`.
@@ -155,6 +159,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         more = {"weights": self.weights, "mean_without_failures": others}
         more |= {"failed_scored": len(self.failures_scored) or None}
         more |= {"policy_calls": self.policy_calls, "silent": self.silent or None}
+        more |= {"own_text": self.own_text or None}
         counts = {"unscored": self.unscored, "failed": self.failed, **self.dimensions}
         shown = {name: value for name, value in more.items() if value is not None}
         return {**msgspec.to_builtins(self.interval), **counts, **shown}
@@ -194,6 +199,12 @@ _DEFAULT: Final = "its endpoint's own"
 _UNDELIVERED: Final = ":undelivered"
 SILENT: Final = "without a call of the policy"
 """Description of rollouts that asked the policy nothing, after their number."""
+OWN_TEXT: Final = "without a learned text, because the app's own is not the one of the search"
+"""Description of rollouts in which the app's text was not replaced, after their number."""
+
+
+def _has_own_text(span: Span) -> bool:
+    return span.attributes.get(c.PROMPT_REASON) in (OTHER_TEXT, OTHER_PROMPT)
 
 
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
