@@ -148,6 +148,7 @@ def test_the_learned_prompts_are_evaluated(
         LLM(base_url=thinker.url, model="thinker"),
         max_rollouts=60,
         minibatch=2,
+        significance=None,
     )
     trainer = Trainer(algorithm, runners=1, folder=folder, reporter=SilentReporter())
     assert trainer.evaluate(prompt_apps.told, toy.tasks(model.url, 30), resume=True).mean == 1.0
@@ -265,7 +266,7 @@ def test_a_finished_search_with_another_budget(
 def searching(thinker: ScriptedServer, folder: Path, reporter: Any) -> Trainer:
     llm = LLM(base_url=thinker.url, model="thinker")
     prompts = {"style": PromptTemplate("SHOUT it. Q: {q}")}
-    algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2)
+    algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2, significance=None)
     return Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
 
 
@@ -274,7 +275,7 @@ def test_an_evaluation_of_another_text_of_the_app_is_said(
 ) -> None:
     """Check an app that was edited after the search, before its last evaluation."""
     llm = LLM(base_url=thinker.url, model="thinker")
-    algorithm = GEPA(reflection=llm, optimize=["style"], max_rollouts=40, minibatch=2)
+    algorithm = GEPA(reflection=llm, optimize=["style"], max_rollouts=40, significance=None)
     trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=SilentReporter())
     tasks, held_out = toy.tasks(model.url, *range(8)), toy.tasks(model.url, 20, 21)
     result = trainer.fit(prompt_apps.worded, tasks, held_out)

@@ -19,8 +19,8 @@ from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
-from lightspan.schema.system_prompts import OTHER_PROMPT, OTHER_TEXT
 from lightspan.schema.spans import Span
+from lightspan.schema.system_prompts import OTHER_PROMPT, OTHER_TEXT
 from lightspan.schema.validation import is_number
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
