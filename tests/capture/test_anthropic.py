@@ -174,6 +174,18 @@ def test_an_answer_that_the_app_cannot_parse(agent_name: str, recorded: int) -> 
         assert (span.attributes[c.CALL_OUTCOME], span.attributes[c.OUTPUT_TOKENS]) == ("error", 2)
 
 
+def test_repetitions_of_a_request_are_counted() -> None:
+    busy = Reply(status=529, text="busy", headers={"retry-after-ms": "1"})
+    with (
+        ScriptedServer([busy, "hello"]) as server,
+        client_of(server, max_retries=1) as client,
+        acting_as(server, "checker") as scope,
+    ):
+        client.messages.create(**ASKED)
+        [span] = llm_spans(scope)
+    assert (span.attributes[c.CALL_REPEATS], span.attributes[c.CALL_OUTCOME]) == (1, "ok")
+
+
 def test_a_recorded_call_with_tools(elsewhere: ScriptedServer) -> None:
     reply = Reply(tool_calls=[ToolCall(name="add", arguments='{"x": 1}', call_id="toolu_1")])
     tool: Any = {"name": "add", "input_schema": {"type": "object"}}

@@ -130,6 +130,30 @@ def test_an_answer_of_a_type_that_the_app_chooses(
     assert recorded[c.OUTPUT_MESSAGES][0]["parts"][0]["content"] == "from elsewhere"
 
 
+@pytest.mark.parametrize("way", ["sync", "async", "stream"])
+@pytest.mark.parametrize("errors", [0, 1, 2])
+async def test_repetitions_of_a_request_are_counted(way: str, errors: int) -> None:
+    """Check that the SDK's own retries are one call, whose record counts them."""
+    busy = Reply(status=503, text="busy", headers={"retry-after-ms": "1"})
+    replies: list[Any] = [*[busy] * errors, "hello"]
+    with (
+        ScriptedServer(replies * 2) as server,
+        client_of(server, max_retries=2) as client,
+        acting_as(None, "checker") as scope,
+    ):
+        async_client = async_client_of(server, max_retries=2)
+        for _ in range(2):  # what one call counts is not added to the next
+            if way == "async":
+                await async_client.chat.completions.create(**ASKED["chat"])
+            else:
+                answer = client.chat.completions.create(**ASKED["chat"], stream=way == "stream")
+                list(answer if way == "stream" else ())
+        await async_client.close()
+        spans = llm_spans(scope)
+    assert [span.attributes.get(c.CALL_REPEATS, 0) for span in spans] == [errors] * 2
+    assert [span.attributes[c.CALL_OUTCOME] for span in spans] == ["ok"] * 2
+
+
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("body", [b'{"id": "x", "choices": []}', b"<html>", b"[]", b"{}"])
 def test_an_answer_without_content_damages_the_attempt(body: bytes, raw: bool) -> None:

@@ -23,6 +23,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -114,6 +115,11 @@ def _wrap(sdk: Sdk) -> None:
         Patch(owner, "request", partial(wrapper, sdk, owner.request))
         for owner, wrapper in zip(classes, (_sync_wrapper, _async_wrapper), strict=True)
     ]
+    state.sdk_patches[sdk.name] += [
+        Patch(owner, _REPEAT, partial(_repeat_wrapper, getattr(owner, _REPEAT)))
+        for owner in classes
+        if hasattr(owner, _REPEAT)
+    ]
     state.import_hooks.pop(sdk.name, None)
     if (version := str(getattr(sdk.module(), "__version__", ""))).startswith(("0.", "1.")):
         log.warning("lightspan: %s %s is untested: use version 2.0 or later", sdk.name, version)
@@ -176,6 +182,21 @@ def _async_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Call
         return observe(call, result, streamed=bool(kwargs.get("stream")))
 
     return request
+
+
+_REPEAT: Final = "_calculate_retry_timeout"
+"""Name of the method that the clients of both SDKs call before each repetition of a request."""
+_sending: ContextVar[SdkCall | None] = ContextVar("lightspan-sending", default=None)
+"""The call that the SDK is sending; None outside a request."""
+
+
+def _repeat_wrapper(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    def calculate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if patch.on and (call := _sending.get()) is not None:
+            call.repeats += 1
+        return original(self, *args, **kwargs)
+
+    return calculate
 
 
 def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
@@ -281,6 +302,8 @@ class SdkCall:
     """The attempt that was opened for this call alone; None if the call belongs to a larger
     attempt."""
     has_ended: bool = False
+    repeats: int = 0
+    """How often the SDK has sent the request again."""
     unparsed: Any = None
     """The answer that the SDK gave to the parser of the app's schema; None if it gave none."""
 
@@ -305,8 +328,10 @@ class SdkCall:
         # the attempt, or the process, may end first
         give_up = partial(self.guarded, self.ended, {}, GeneratorExit())
         self.context.scope.recorder.register_pending(self.call_id, give_up)
+        _sending.set(self)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _sending.set(None)
         if error is not None:
             self.guarded(self.ended, None, error)
 
@@ -491,6 +516,7 @@ class SdkCall:
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
             c.ROUTE: str(self.target.route),
+            c.CALL_REPEATS: self.repeats or None,
         }
         if not self.is_redirected:
             # Only the host and the port of the app's base URL: its other parts may contain a key.

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -149,7 +150,7 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
         run_id=plan.run_id,
         app=plan.app,
         lease_s=plan.lease_s,
-        name=name,
+        name=f"{name}-{socket.gethostname()}-{os.getpid()}",
         grace_s=plan.grace_s,
         has_watchdog=True,
         environment=plan.environment,
