@@ -55,6 +55,12 @@ def frame_stack(frame: FrameType | None) -> list[StackLocation]:
     return [_location(each, line) for each, line in traceback.walk_stack(frame)]
 
 
+def error_stack(error: BaseException) -> list[StackLocation]:
+    """Return the locations through which an exception was raised, innermost first."""
+    walked = traceback.walk_tb(error.__traceback__)
+    return [_location(frame, line) for frame, line in walked][::-1]
+
+
 def coroutine_stack(coroutine: Any) -> list[StackLocation]:
     """Return the lines at which a coroutine and the coroutines that it awaits are waiting.
 

@@ -238,6 +238,8 @@ class Outcomes(NamedTuple):
     """Rollouts that the app finished without a call of a trained policy; they teach nothing."""
     rejected: int = 0
     """Other calls of agents to train in scored rollouts that are not trained."""
+    lost: int = 0
+    """Attempts whose runner or endpoint was lost, and that were run again."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
@@ -257,8 +259,9 @@ class Outcomes(NamedTuple):
         calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
         rejected = sum(v for k, v in calls if not k.endswith((":unscored", _UNDELIVERED)))
         undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
-        silent = sum(v for k, v in items if k == "silent")
-        return cls(rollouts, rollouts - scored, failed, *map(int, (undelivered, silent, rejected)))
+        silent, lost = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
+        more = map(int, (undelivered, silent, rejected, lost))
+        return cls(rollouts, rollouts - scored, failed, *more)
 
     @property
     def problems(self) -> str:
@@ -268,6 +271,7 @@ class Outcomes(NamedTuple):
         """
         counts = {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
         calls = {"undelivered answers": self.undelivered, "rejected calls": self.rejected}
+        calls |= {"lost attempts, run again": self.lost}
         return counted(counts | calls)
 
     def __str__(self) -> str:
