@@ -345,6 +345,21 @@ async def test_a_stream_is_complete_only_with_its_end(
     assert [message["content"] for message in messages] == ["a b"] * len(deltas)
 
 
+@pytest.mark.parametrize(
+    "answer", [b'{"error": {"message": "no room"}}', b'{"choices": []}', b"{}"]
+)
+async def test_an_answer_that_is_none_is_the_endpoints_failure(store: Store, answer: bytes) -> None:
+    """Check status 200 without choices: the app's client would fail on it, and be blamed."""
+    async with (
+        RawEndpoint([answer]).routing() as routing,
+        make_rig(store, [], routing=routing) as rig,
+    ):
+        with pytest.raises(openai.InternalServerError, match=r"no room|no choices"):
+            await rig.ask()
+        [span] = await rig.spans()
+    assert span.attributes[c.CALL_OUTCOME] == "error"
+
+
 @pytest.mark.parametrize("halves", HALVES, ids=["escapes", "bytes"])
 async def test_half_a_character_is_joined(store: Store, halves: list[bytes]) -> None:
     first, last = halves

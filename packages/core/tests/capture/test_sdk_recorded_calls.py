@@ -154,6 +154,51 @@ async def test_repetitions_of_a_request_are_counted(way: str, errors: int) -> No
     assert [span.attributes[c.CALL_OUTCOME] for span in spans] == ["ok"] * 2
 
 
+def test_a_body_that_the_app_encodes_is_recorded(elsewhere: ScriptedServer) -> None:
+    headers = {"content-type": "application/json"}
+    with client_of(elsewhere) as client, acting_as(None, "checker") as scope:
+        content = json.dumps(ASKED["chat"]).encode()
+        options = {"headers": headers}
+        client.post("/chat/completions", content=content, cast_to=object, options=options)
+        [span] = llm_spans(scope)
+    assert said_of(span)[c.CALL_OUTCOME] == "ok"
+
+
+RESPONSE: dict[str, Any] = {"id": "resp_1", "object": "response", "model": "m", "output": []}
+FAILED = {**RESPONSE, "status": "failed", "error": {"code": "server_error", "message": "broken"}}
+
+
+@pytest.mark.parametrize("way", ["whole", "raw", "stream", "raw stream", "200 with an error"])
+def test_a_response_that_failed_is_an_error(way: str) -> None:
+    """Check answers with status 200 that say that there is none."""
+    body = json.dumps(FAILED).encode()
+    if "stream" in way:
+        event = {"type": "response.failed", "sequence_number": 1, "response": FAILED}
+        body = f"event: response.failed\ndata: {json.dumps(event)}\n\n".encode()
+    if way == "200 with an error":
+        body = b'{"error": {"message": "broken", "code": 429}}'
+    with client_that_gets(body) as client, acting_as(None, "checker") as scope:
+        api: Any = client.responses.with_raw_response if "raw" in way else client.responses
+        if way == "200 with an error":
+            client.chat.completions.create(**ASKED["chat"])
+        else:
+            answer = api.create(**ASKED["responses"], stream="stream" in way)
+            if "stream" in way:
+                list(answer.parse() if "raw" in way else answer)
+        [span] = llm_spans(scope)
+        assert scope.recorder.capture_errors() == []
+    assert (span.attributes[c.CALL_OUTCOME], "broken" in span.status_message) == ("error", True)
+
+
+def test_a_response_in_the_background_damages_the_attempt() -> None:
+    """Check that an answer that arrives by another request is not recorded as an empty one."""
+    body = json.dumps({**RESPONSE, "status": "queued"}).encode()
+    with client_that_gets(body) as client, acting_as(None, "checker") as scope:
+        client.responses.create(**ASKED["responses"], background=True)
+        [error] = scope.recorder.capture_errors()
+    assert "its status is 'queued'" in error
+
+
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("body", [b'{"id": "x", "choices": []}', b"<html>", b"[]", b"{}"])
 def test_an_answer_without_content_damages_the_attempt(body: bytes, raw: bool) -> None:
@@ -163,7 +208,7 @@ def test_an_answer_without_content_damages_the_attempt(body: bytes, raw: bool) -
         else:
             client.post("/chat/completions", body=ASKED["chat"], cast_to=str)
         [error] = scope.recorder.capture_errors()
-        assert "its answer has no choices, output or content" in error
+        assert "the answer has no choices, output or content" in error
         assert len(llm_spans(scope)) == 1
 
 

@@ -18,6 +18,7 @@ from lightspan.schema.genai_attributes import (
     END,
     StreamedAnswer,
     answer_attributes,
+    problem_of,
     requested_choices,
 )
 from lightspan.schema.spans import Attributes, Span
@@ -94,6 +95,8 @@ class ProxiedCall(ServedCall):
         if answer.status != 200:
             raise self._api_error(answer.status, answer.body)
         decoded, is_valid = self._decode(answer.body)
+        if problem := problem_of(decoded):
+            raise EngineError(f"{self._name}: {problem}")
         if not is_valid:
             decoded, _ = self._decode(encode_object(decoded))
         self._answer = StreamRepair().repaired_answer(decoded)

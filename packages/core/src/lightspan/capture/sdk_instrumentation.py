@@ -20,6 +20,7 @@ the newest versions of both SDKs.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -270,7 +271,10 @@ def _model_path(sdk: Sdk, options: Any) -> str | None:
 
 
 def _body(options: Any) -> dict[str, Any]:
-    body = dict(options.json_data) if isinstance(options.json_data, MAPPING) else {}
+    data = options.json_data
+    if data is None and isinstance(content := getattr(options, "content", None), bytes):
+        data = json.loads(content)
+    body = dict(data) if isinstance(data, MAPPING) else {}
     if options.extra_json:
         body.update(options.extra_json)
     return body
@@ -483,6 +487,12 @@ class SdkCall:
         if self.has_ended:
             return
         self.has_ended = True
+        is_ours = error is None and not self.is_recorded_elsewhere
+        problem = genai_attributes.problem_of(answer or {}) if is_ours else ""
+        if problem and answer and (answer.get("error") or answer.get("status") == "failed"):
+            error = EngineError(problem)
+        elif problem:
+            self.add_capture_error("recorded", EngineError(problem))
         if irregular_field:
             self.context.scope.recorder.add_capture_error(
                 f"a model's answer may be recorded wrong: its streamed {irregular_field!r} is "
@@ -495,9 +505,6 @@ class SdkCall:
             self.notify_end(True)
             self._settle()
             if not self.is_recorded_elsewhere:
-                if not genai_attributes.is_answer(answer or {}):
-                    problem = "its answer has no choices, output or content"
-                    self.add_capture_error("recorded", EngineError(problem))
                 end = {c.CALL_OUTCOME: CallOutcome.OK.value}
                 self.record({**end, **genai_attributes.answer_attributes(answer or {})})
         self._close()

@@ -150,9 +150,19 @@ def has_content(answer: Mapping[str, Any]) -> bool:
     return any(answer.get(key) for key in ("choices", "output", "content"))
 
 
-def is_answer(answer: Mapping[str, Any]) -> bool:
-    """Return whether `answer` has a choice, or is a response or a message, even an empty one."""
-    return bool(answer.get("choices")) or "output" in answer or "content" in answer
+def problem_of(answer: Mapping[str, Any]) -> str:
+    """Return why a whole answer of an endpoint is none, as a message; empty if it is one.
+
+    A response or a message may have no content. A response may have failed, or be made in the
+    background.
+    """
+    status, error = answer.get("status"), answer.get("error")
+    if error or (isinstance(status, str) and status not in ("completed", "incomplete")):
+        message = error.get("message") if isinstance(error, MAPPING) else error
+        return f"the answer is no completion: {message or f'its status is {status!r}'}"
+    if answer.get("choices") or "output" in answer or "content" in answer:
+        return ""
+    return "the answer has no choices, output or content"
 
 
 def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
@@ -229,12 +239,12 @@ def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
 
 
 ANSWER_FIELDS: Final[dict[str, Any]] = {
-    **dict.fromkeys(("id", "model", "usage", "prompt_token_ids"), True),
+    **dict.fromkeys(("id", "model", "usage", "prompt_token_ids", "error"), True),
     "choices": {"__all__": {"index", "message", "text", "finish_reason", "token_ids"}},
     **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
     **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
 }
-"""The fields of an answer that `answer_attributes` reads, in the form of pydantic's `include`.
+"""The fields of an answer that `answer_attributes` and `problem_of` read, in the form of pydantic's `include`.
 Fields that it does not read, such as log-probabilities, may be many times as long."""
 
 
