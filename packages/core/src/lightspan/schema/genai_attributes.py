@@ -75,12 +75,14 @@ class StreamedAnswer:
         whole = self._choices.setdefault(int(choice.get("index") or 0), new)
         delta = choice.get("delta") or {}
         content = delta.get("content", choice.get("text"))  # of a chat, of a text completion
+        content = content or (delta.get("audio") or {}).get("transcript")
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         texts = {"content": content, "refusal": delta.get("refusal"), "reasoning_content": thought}
         for name, value in texts.items():
             if text := self._text(value, name):
                 whole["message"][name] = whole["message"].get(name, "") + text
-        for call in delta.get("tool_calls") or ():
+        first = [{"index": 0, "function": call} for call in [delta.get("function_call")] if call]
+        for call in (*(delta.get("tool_calls") or ()), *first):
             self._add_call(whole["calls"], call)
         if choice.get("finish_reason"):
             whole["finish_reason"] = choice["finish_reason"]
@@ -94,7 +96,8 @@ class StreamedAnswer:
         return joined_text(value) or genai_messages.dump_json(value)
 
     def _add_call(self, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
-        index, function = _call_index(calls, delta), delta.get("function") or {}
+        index = _call_index(calls, delta)
+        function = delta.get("function") or delta.get("custom") or {}
         is_next = index in calls or index == len(calls)
         # without an index, clients that merge by it join all calls
         if not is_next or not isinstance(delta.get("index"), int | None if index == 0 else int):
@@ -109,7 +112,8 @@ class StreamedAnswer:
             name = "" if name == whole["name"] else name
         call["id"] = call["id"] or delta.get("id")
         whole["name"] += name
-        whole["arguments"] += self._text(function.get("arguments"), "tool_calls.function")
+        arguments = function.get("arguments", function.get("input"))
+        whole["arguments"] += self._text(arguments, "tool_calls.function")
 
     @property
     def complete(self) -> bool:
@@ -219,7 +223,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     if prompt is not None:
         messages = prompt if isinstance(prompt, list | tuple) else [prompt]
         attributes[c.INPUT_MESSAGES] = genai_messages.dump(messages)
-    tools = body.get("tools")
+    tools = body.get("tools") or body.get("functions")
     if tools:
         if dialect is not None and isinstance(tools, list | tuple):
             tools = dialect.tools_to_chat(tools)
@@ -244,8 +248,8 @@ ANSWER_FIELDS: Final[dict[str, Any]] = {
     **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
     **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
 }
-"""The fields of an answer that `answer_attributes` and `problem_of` read, in the form of pydantic's `include`.
-Fields that it does not read, such as log-probabilities, may be many times as long."""
+"""The fields of an answer that `answer_attributes` and `problem_of` read, in the form of pydantic's
+`include`. Other fields, such as log-probabilities, may be many times as long."""
 
 
 def answer_attributes(answer: Mapping[str, Any]) -> Attributes:
