@@ -75,7 +75,8 @@ class StreamedAnswer:
         whole = self._choices.setdefault(int(choice.get("index") or 0), new)
         delta = choice.get("delta") or {}
         content = delta.get("content", choice.get("text"))  # of a chat, of a text completion
-        content = content or (delta.get("audio") or {}).get("transcript")
+        if content is None:
+            content = (delta.get("audio") or {}).get("transcript")
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         texts = {"content": content, "refusal": delta.get("refusal"), "reasoning_content": thought}
         for name, value in texts.items():
