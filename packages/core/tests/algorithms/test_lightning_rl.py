@@ -202,8 +202,8 @@ def test_metrics_of_rollouts() -> None:
 
 
 def test_attempts_that_were_run_again_are_counted() -> None:
-    lost = episode("g", 0, None, status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE)
-    again = replace(episode("g", 0, 1.0), earlier=(lost, lost))
+    first = episode("g", 0, None, status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE)
+    again = replace(episode("g", 0, 1.0), earlier=(first, first))
     metrics = rollout_metrics([again, episode("g", 1, 0.0)])
     assert (metrics["lost"], metrics["lost_attempts"]) == (0, 2)
 

@@ -211,7 +211,7 @@ def test_outcomes_are_those_of_the_training_steps() -> None:
     # an algorithm of one's own may count nothing, or say anything
     lines += [{"kind": "train"}, {**step, "scored": "all"}, {**step, "rollouts": float("nan")}]
     assert Outcomes.of(lines) == Outcomes(
-        32, unscored=4, failed=3, undelivered=2, silent=5, rejected=16, lost=2
+        32, unscored=4, failed=3, undelivered=2, silent=5, rejected=16, lost_attempts=2
     )
     assert Outcomes.of(lines).problems == (
         "4 unscored, 3 failed, 5 without a call of the policy, 2 undelivered answers, 16 rejected "

@@ -88,7 +88,7 @@ class Imported(NamedTuple):
     scores: int
     refused: int = 0
     """Number of spans that were read but that the store rejects; counted in `errors` too."""
-    known: int = 0
+    earlier: int = 0
     """Number of the attempts that were in the store before."""
 
 
@@ -144,7 +144,7 @@ async def import_file(
     return Imported(
         spans=writer.spans,
         attempts=len(writer.traces) + len(writer.named),
-        known=writer.known + len(writer.named),
+        earlier=writer.earlier + len(writer.named),
         unfinished=statuses.count(AttemptStatus.RUNNING),
         errors=errors + writer.refused,
         scores=scores,
@@ -156,7 +156,7 @@ class _Writer:
     """Write spans to the store in batches."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
-        self.spans = self.refused = self.known = 0
+        self.spans = self.refused = self.earlier = 0
         self.traces: dict[tuple[str, str], bool] = {}
         """Service and trace → whether its entry span was imported."""
         self.named: set[str] = set()
@@ -179,7 +179,7 @@ class _Writer:
         if not waiting:
             return
         new = {trace for each in waiting if (trace := trace_of(each.span)) not in self.traces}
-        self.known += len(await attempts_of(self._store, [trace for trace in new if trace]))
+        self.earlier += len(await attempts_of(self._store, [trace for trace in new if trace]))
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
         rejected = await store_spans(self._store, waiting, may_reward=True)
         for refusal in rejected:

@@ -114,9 +114,9 @@ def _carried(run: Callable[..., Any], func: Any) -> Any:
 
     Args:
         run: calls a function in the current attempt.
-        func: the function. It may be the `run` of a context, or a partial of it, as of
-            `asyncio.to_thread`. If the app copied the context in a later item of a generator, the
-            context has no attempt, and gets the current one.
+        func: the function. It may be the `run` of a context that the app has copied, or a partial
+            of it. Copied in a later item of a generator, the context has no attempt, and gets the
+            current one.
     """
     method, args = (func.func, func.args) if isinstance(func, partial) else (func, ())
     inside = getattr(method, "__self__", None)

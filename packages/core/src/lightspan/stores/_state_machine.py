@@ -245,12 +245,12 @@ def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]
     Raises:
         NotFoundError: an attempt is unknown.
     """
-    known = find_attempts(tables, [attempt_id for attempt_id, _ in items])
-    attempts = dict(known)
+    before = find_attempts(tables, [attempt_id for attempt_id, _ in items])
+    attempts = dict(before)
     for attempt_id, reason in items:
         errors = _union(attempts[attempt_id].capture_errors, [reason])
         attempts[attempt_id] = replace(attempts[attempt_id], capture_errors=errors)
-    changed = [attempt for attempt in attempts.values() if attempt != known[attempt.attempt_id]]
+    changed = [attempt for attempt in attempts.values() if attempt != before[attempt.attempt_id]]
     tables.update_attempts(changed)
     touch(tables, [attempt.attempt_id for attempt in changed])
     return [None] * len(items)

@@ -19,8 +19,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
-from lightspan.schema.spans import Span
-from lightspan.schema.system_prompts import OTHER_PROMPT, OTHER_TEXT
+from lightspan.schema.system_prompts import OTHER_TEXTS
 from lightspan.schema.validation import is_number
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
@@ -107,7 +106,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
             lowest_reward=lowest_reward,
-            own_text=sum(any(map(_has_own_text, episode.spans)) for episode in episodes),
+            own_text=sum(
+                any(s.attributes.get(c.PROMPT_REASON) in OTHER_TEXTS for s in episode.spans)
+                for episode in episodes
+            ),
         )
 
     def restated(self, failure_reward: float | None) -> Evaluation:
@@ -203,10 +205,6 @@ OWN_TEXT: Final = "without a learned text, because the app's own is not the one 
 """Description of rollouts in which the app's text was not replaced, after their number."""
 
 
-def _has_own_text(span: Span) -> bool:
-    return span.attributes.get(c.PROMPT_REASON) in (OTHER_TEXT, OTHER_PROMPT)
-
-
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
     temperatures: dict[str, set[float | None]] = defaultdict(set)
     for call in (call for episode in episodes for call in episode.calls):
@@ -238,7 +236,7 @@ class Outcomes(NamedTuple):
     """Rollouts that the app finished without a call of a trained policy; they teach nothing."""
     rejected: int = 0
     """Other calls of agents to train in scored rollouts that are not trained."""
-    lost: int = 0
+    lost_attempts: int = 0
     """Attempts whose runner or endpoint was lost, and that were run again."""
 
     @classmethod
@@ -259,8 +257,8 @@ class Outcomes(NamedTuple):
         calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
         rejected = sum(v for k, v in calls if not k.endswith((":unscored", _UNDELIVERED)))
         undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
-        silent, lost = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
-        more = map(int, (undelivered, silent, rejected, lost))
+        silent, repeats = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
+        more = map(int, (undelivered, silent, rejected, repeats))
         return cls(rollouts, rollouts - scored, failed, *more)
 
     @property
@@ -271,7 +269,7 @@ class Outcomes(NamedTuple):
         """
         counts = {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
         calls = {"undelivered answers": self.undelivered, "rejected calls": self.rejected}
-        calls |= {"lost attempts, run again": self.lost}
+        calls |= {"lost attempts, run again": self.lost_attempts}
         return counted(counts | calls)
 
     def __str__(self) -> str:

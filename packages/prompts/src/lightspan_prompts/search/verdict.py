@@ -85,7 +85,7 @@ def sign_flip_tail(gains: Sequence[float]) -> float:
     rng, size = random.Random(0), MAX_SIGNS
     parts = [_signed_sums(changes[n : n + size]) for n in range(0, len(changes), size)]
     draws = zip(*(rng.choices(part, k=DRAWS) for part in parts), strict=True)
-    hits = sum(sum(one) >= observed for one in draws)
+    hits: int = sum(sum(one) >= observed for one in draws)
     return (hits + 1) / (DRAWS + 1)
 
 
