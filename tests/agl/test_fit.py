@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import lightspan_agl as agl
+from lightspan.errors import UnknownAgentError
+from lightspan.lightning.rollout_checks import ENOUGH_TASKS
 from lightspan.lightning.selection import CallStatus, classify_calls
 from lightspan.schema.records import Mode
 from lightspan.training.folder import RunFolder
@@ -125,6 +127,22 @@ def test_the_run_knows_what_it_trained(judged: tuple[FitResult, list[Any]], tiny
         if e.status is CallStatus.TRAINED
     ]
     assert trained == ["write_query"]
+
+
+def test_a_wrong_agent_match_is_known_before_the_evaluation_is_paid_for(
+    agents: Any, tiny: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    trainer = agl.Trainer(
+        n_runners=2,
+        algorithm=agl.VERL(config(tiny, folder)),
+        adapter={"agent_match": "^writer$"},
+    )
+    with ScriptedServer(lambda request: "judged") as judge:
+        train = questions(4, judge=judge.url)
+        with pytest.raises(UnknownAgentError, match="no agent matches 'writer'"):
+            trainer.fit(agents.Writer(max_tokens=5), train, val_dataset=questions(12, held=1))
+    assert len(stored_episodes(RunFolder(folder).store_url)) == ENOUGH_TASKS
 
 
 def test_functions_train_too(agents: Any, tiny: Path, tmp_path: Path) -> None:

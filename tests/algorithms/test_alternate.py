@@ -77,7 +77,7 @@ OF_THE_SEARCH = ("max_tokens", "proposals", "max_reflections")
 def alternate(server: ScriptedServer, kind: str = "APO", **options: Any) -> Alternate:
     llm = LLM(base_url=server.url, model="thinker")
     style = {"style": PromptTemplate("Say {q}")}
-    common: dict[str, Any] = {"max_rollouts": 60, "perfect_reward": None}
+    common: dict[str, Any] = {"max_rollouts": 60, "perfect_reward": None, "significance": None}
     common |= {name: options.pop(name) for name in list(options) if name in OF_THE_SEARCH}
     beam = {
         "beam_width": 1,

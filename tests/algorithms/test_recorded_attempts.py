@@ -583,6 +583,18 @@ def test_inspect_a_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no attempt 'at-nobody'" in capsys.readouterr().err
 
 
+def test_inspect_says_what_an_sdk_sent_again(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    again = call(1)
+    again = again.replace(attributes={**again.attributes, c.CALL_REPEATS: 2})
+    write(url, attempt(1, again, call(2)))
+    assert main(["inspect", url, at(1)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("the SDK sent it again 2 times; the usage is the answer's alone") == 1
+    assert main(["inspect", url, at(1), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert sorted(one.get("repeats", 0) for one in report["calls"]) == [0, 2]
+
+
 def export(*arguments: str) -> list[Any]:
     assert main(["export", *arguments]) == 0
     return [msgspec.json.decode(line) for line in Path(arguments[-1]).read_bytes().splitlines()]

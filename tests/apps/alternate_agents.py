@@ -60,6 +60,7 @@ def algorithm(model: Path, reflection_url: str) -> Any:
         minibatch=2,
         finalists=0,
         merge=False,
+        significance=None,  # a verdict needs more tasks
     )
     weights = LightningRL(
         model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3

@@ -53,7 +53,13 @@ def algorithm(model: Path, reflection_url: str, **options: Any) -> Any:
 
     llm = LLM(base_url=reflection_url, model="thinker")
     prompts = GEPA(
-        {"style": STYLE}, llm, max_rollouts=48, max_reflections=4, minibatch=2, finalists=0
+        {"style": STYLE},
+        llm,
+        max_rollouts=48,
+        max_reflections=4,
+        minibatch=2,
+        finalists=0,
+        significance=None,  # a verdict needs more tasks
     )
     weights = LightningRL(
         model, optimize="writer", group_size=4, tasks_per_step=2, learning_rate=1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from typing import Any
 
@@ -53,6 +54,13 @@ def styled_by_http(task: dict[str, Any], style: PromptTemplate) -> float:
     with urllib.request.urlopen(request) as reply:
         answer = json.load(reply)["choices"][0]["message"]["content"]
     return float(answer == task["want"])
+
+
+@lightspan.rollout
+def worded(task: dict[str, Any]) -> float:
+    """Ask for a prompt of the app by name; the test changes its text, as a user edits a file."""
+    text = lightspan.prompt("style", os.environ.get("STYLE", "SHOUT it."))
+    return float(ask(task["url"], f"{text} Q: {task['q']}") == task["want"])
 
 
 @lightspan.rollout

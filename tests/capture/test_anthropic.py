@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from lightspan.capture import sdk_instrumentation
@@ -16,6 +17,7 @@ from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
 from lightspan.capture.sdks import OPENAI
 from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import output_messages_of
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from packages.core.tests.capture.clients import acting_as, llm_spans, make_scope
@@ -149,6 +151,39 @@ def _check_recorded(scope: Any, elsewhere: ScriptedServer, model: str = "claude"
         c.SERVER_PORT: int(elsewhere.origin.rpartition(":")[2]),
     }
     assert (span.name, span.status) == ("chat claude", SpanStatus.OK)
+
+
+@pytest.mark.parametrize(("agent_name", "recorded"), [("writer", 0), ("checker", 1)])
+def test_an_answer_that_the_app_cannot_parse(agent_name: str, recorded: int) -> None:
+    class Parsed(pydantic.BaseModel):
+        word: str
+
+    with (
+        ScriptedServer(lambda _: '{"sentence": "no"}') as server,
+        client_of(server) as client,
+        acting_as(server, agent_name) as scope,
+    ):
+        with pytest.raises(pydantic.ValidationError):
+            client.messages.parse(**ASKED, output_format=Parsed)
+        assert scope.recorder.capture_errors() == []
+        spans = llm_spans(scope)
+    assert len(spans) == recorded
+    for span in spans:
+        [message] = output_messages_of(span.attributes)
+        assert message["content"] == '{"sentence": "no"}'
+        assert (span.attributes[c.CALL_OUTCOME], span.attributes[c.OUTPUT_TOKENS]) == ("error", 2)
+
+
+def test_repetitions_of_a_request_are_counted() -> None:
+    busy = Reply(status=529, text="busy", headers={"retry-after-ms": "1"})
+    with (
+        ScriptedServer([busy, "hello"]) as server,
+        client_of(server, max_retries=1) as client,
+        acting_as(server, "checker") as scope,
+    ):
+        client.messages.create(**ASKED)
+        [span] = llm_spans(scope)
+    assert (span.attributes[c.CALL_REPEATS], span.attributes[c.CALL_OUTCOME]) == (1, "ok")
 
 
 def test_a_recorded_call_with_tools(elsewhere: ScriptedServer) -> None:

@@ -75,7 +75,11 @@ def test_twice_adds_nothing_twice(
     monkeypatch.setenv("LIGHTSPAN_STORE", url)
     assert main(["import", str(file), str(file)]) == 0
     assert main(["import", str(file)]) == 0
-    assert capsys.readouterr().out == f"{file}: 4 spans of 1 attempt in {url}\n" * 3
+    line = f"{file}: 4 spans of 1 attempt in {url}"
+    assert capsys.readouterr().out.splitlines() == [
+        line,
+        *[f"{line}; 1 of 1 attempt had been there before"] * 2,
+    ]
     attempt_and_call(url)  # there is one of each
 
 
@@ -92,7 +96,7 @@ def test_what_cannot_be_kept_is_told(
     assert said.out.splitlines() == [
         f"{langfuse}: 4 spans of 1 attempt in {url}; 1 score left out: add them by "
         "lightspan feedback",
-        f"{phoenix}: 3 spans of 1 attempt in {url}",
+        f"{phoenix}: 3 spans of 1 attempt in {url}; 1 of 1 attempt had been there before",
     ]
     errors = said.err.splitlines()
     assert errors[0].startswith(f"{phoenix}: line 1: no JSON: ")

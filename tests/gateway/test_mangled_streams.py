@@ -280,8 +280,9 @@ SMILE = "🙂"
 class RawEndpoint:
     """An endpoint whose answer is bytes that no JSON encoder writes."""
 
-    def __init__(self, answers: list[bytes]) -> None:
+    def __init__(self, answers: list[bytes], end: bytes = b"data: [DONE]\n\n") -> None:
         self.answers = answers
+        self.end = end
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         stream = json.loads(await request.read()).get("stream")
@@ -289,8 +290,9 @@ class RawEndpoint:
             return web.Response(body=self.answers[0], content_type="application/json")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for answer in [*self.answers, b"[DONE]"]:
+        for answer in self.answers:
             await response.write(b"data: " + answer + b"\n\n")
+        await response.write(self.end)
         return response
 
     @asynccontextmanager
@@ -310,6 +312,52 @@ def raw(delta: bytes, reason: bytes = b"null", kind: bytes = b"delta") -> bytes:
     tokens = b'{"content": [{"token": "%s", "logprob": NaN}]}' % HALVES[0][0]
     fields = b'"index": 0, "%s": %s, "finish_reason": %s, "logprobs": %s'
     return head + b', "choices": [{' + fields % (kind, delta, reason, tokens) + b"}]}"
+
+
+@pytest.mark.parametrize(
+    ("deltas", "end", "outcome"),
+    [
+        ([raw(b'{"content": "a b"}')], b"", "error"),
+        ([raw(b'{"content": "a b"}')], b"data: [DO", "error"),
+        ([], b"", "error"),
+        ([raw(b'{"content": "a b"}')], b"data: [DONE]\n\n", "ok"),
+        ([raw(b'{"content": "a b"}')], b"data: [DONE]", "ok"),
+        ([raw(b'{"content": "a b"}', b'"stop"')], b"", "ok"),
+        ([raw(b'{"content": "a b"}', b'"stop"')], b"data: {", "ok"),
+    ],
+)
+async def test_a_stream_is_complete_only_with_its_end(
+    store: Store, deltas: list[bytes], end: bytes, outcome: str
+) -> None:
+    """Check that a server that closes the connection in the middle of its answer is noticed."""
+    async with (
+        RawEndpoint(deltas, end).routing() as routing,
+        make_rig(store, [], routing=routing) as rig,
+    ):
+        if outcome == "ok":
+            assert (await rig.ask(stream=True)).choices[0].content == "a b"
+        else:
+            with pytest.raises(openai.APIError, match="ended before the answer"):
+                await rig.ask(stream=True)
+        [span] = await rig.spans()
+    assert span.attributes[c.CALL_OUTCOME] == outcome
+    messages = genai_messages.output_messages_of(span.attributes)
+    assert [message["content"] for message in messages] == ["a b"] * len(deltas)
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"error": {"message": "no room"}}', b'{"choices": []}', b"{}"]
+)
+async def test_an_answer_that_is_none_is_the_endpoints_failure(store: Store, answer: bytes) -> None:
+    """Check status 200 without choices: the app's client would fail on it, and be blamed."""
+    async with (
+        RawEndpoint([answer]).routing() as routing,
+        make_rig(store, [], routing=routing) as rig,
+    ):
+        with pytest.raises(openai.InternalServerError, match=r"no room|no choices"):
+            await rig.ask()
+        [span] = await rig.spans()
+    assert span.attributes[c.CALL_OUTCOME] == "error"
 
 
 @pytest.mark.parametrize("halves", HALVES, ids=["escapes", "bytes"])

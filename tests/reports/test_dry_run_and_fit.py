@@ -10,8 +10,10 @@ import pytest
 
 from lightspan import Trainer
 from lightspan.errors import UnknownAgentError, UnsupportedError
+from lightspan.lightning.rollout_checks import ENOUGH_TASKS
 from lightspan.progress import SilentReporter
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.dry_run.report_model import Reason
 from tests.reports.dry_runs import dev, scripted
 
@@ -87,6 +89,18 @@ def test_an_agent_whose_sub_agents_make_all_calls(
         trainer().fit(dry_apps.delegates, tasks, agents=agents)
     assert str(caught.value) == reason
     assert not [line for line in trainer().folder.metrics() if line["kind"] == "train"]
+
+
+def test_a_wrong_name_is_known_before_the_held_out_tasks_are_paid_for(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    algorithm = rl(optimize="resolvr", frozen="base", group_size=2, tasks_per_step=1)
+    engine, folder = scripted({"": ["1", "0"]}), tmp_path / "run"
+    trainer = Trainer(algorithm, engine=engine, folder=folder, reporter=SilentReporter())
+    held_out = [{"q": f"held out {number}"} for number in range(20)]
+    with pytest.raises(UnknownAgentError, match="no agent matches 'resolvr'"):
+        trainer.fit(dry_apps.delegates, [{"q": "a"}, {"q": "b"}], held_out)
+    assert len(stored_episodes(folder / "store.db")) == ENOUGH_TASKS
 
 
 def test_a_pattern_that_the_error_names_trains(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def test_rollout_shows_the_span_tree(one_step: tuple[Path, list[Row]]) -> None:
         "  invoke_agent checker",
         "    chat any [checker] -> frozen",
     ]
+    assert re.search(rf"^  run by runner-\w+-{re.escape(socket.gethostname())}-\d+$", text, re.M)
     assert "coverage: trained 2, frozen 1" in text
     assert "writer: trained" in text
     assert text.count("temperature: 0.3 asked, 1.0 used") == 2
@@ -270,6 +272,7 @@ def test_json_has_the_figures_of_the_text(one_step: tuple[Path, list[Row]]) -> N
     text = inspect_run(run, row.id)
     rollout = msgspec.json.decode(inspect_run(run, row.id, as_json=True), type=RolloutReport)
     assert (rollout.rollout_id, rollout.reward) == (row.id, row.reward)
+    assert f"  run by {rollout.runner}\n" in text
     assert rollout.coverage == {"trained": 2, "frozen": 1}
     assert [(span.depth, span.name) for span in rollout.spans][:3] == [
         (0, "attempt"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,10 @@ def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> No
 def test_what_is_no_reward_is_an_error(apps: Any, rl: Make, tmp_path: Path) -> None:
     message = r"task t: the app returned: a reward must be a number, not the text '0.5'"
     tasks = [{"id": "t", "q": "x", "give": "text"}]
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RewardError, match=f"{message}; convert it first .*:odd") as caught:
         Trainer(rl(), folder=tmp_path / "run").fit(apps.odd, tasks)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames][1:] == ["fit", "run_sync"]  # not those inside
 
 
 # --- apps that fail -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -21,6 +22,7 @@ from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.training.folder import RunFolder
+from lightspan.training.results import OWN_TEXT
 from lightspan_prompts.search.candidates import NO_CALLS, read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
@@ -146,6 +148,7 @@ def test_the_learned_prompts_are_evaluated(
         LLM(base_url=thinker.url, model="thinker"),
         max_rollouts=60,
         minibatch=2,
+        significance=None,
     )
     trainer = Trainer(algorithm, runners=1, folder=folder, reporter=SilentReporter())
     assert trainer.evaluate(prompt_apps.told, toy.tasks(model.url, 30), resume=True).mean == 1.0
@@ -263,8 +266,27 @@ def test_a_finished_search_with_another_budget(
 def searching(thinker: ScriptedServer, folder: Path, reporter: Any) -> Trainer:
     llm = LLM(base_url=thinker.url, model="thinker")
     prompts = {"style": PromptTemplate("SHOUT it. Q: {q}")}
-    algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2)
+    algorithm = GEPA(prompts, llm, max_rollouts=40, minibatch=2, significance=None)
     return Trainer(algorithm, runners=2, folder=folder, reporter=reporter)
+
+
+def test_an_evaluation_of_another_text_of_the_app_is_said(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check an app that was edited after the search, before its last evaluation."""
+    llm = LLM(base_url=thinker.url, model="thinker")
+    algorithm = GEPA(reflection=llm, optimize=["style"], max_rollouts=40, significance=None)
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path / "run", reporter=SilentReporter())
+    tasks, held_out = toy.tasks(model.url, *range(8)), toy.tasks(model.url, 20, 21)
+    result = trainer.fit(prompt_apps.worded, tasks, held_out)
+    assert [(one.mean, one.own_text) for one in result.evaluations] == [(0.0, 0), (1.0, 0)]
+    assert OWN_TEXT not in result.summary()
+    monkeypatch.setenv("STYLE", "SHOUT it, please.")
+    last = trainer.evaluate(prompt_apps.worded, held_out, resume=True)
+    assert (last.mean, last.own_text) == (0.0, 2)
+    assert f", 2 {OWN_TEXT}; sampled" in last.text("reward")
+    both = dataclasses.replace(result, evaluations=(result.evaluations[0], last))
+    assert f"; held out: {OWN_TEXT} 0 -> 2" in both.summary()
 
 
 def test_an_attempt_that_an_endpoint_ended_is_paid_for(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from lightspan_cluster import app_sources
-from lightspan_cluster.app_sources import differing, source_hashes
+from lightspan.runners.protocol import RunnerPlan
+from lightspan_cluster import app_sources, ray_actor
+from lightspan_cluster.app_sources import difference, differing, source_hashes
 
 FILES = {
     "press.py": "import json\nimport grading\nfrom openai import OpenAI\n",
@@ -55,6 +58,31 @@ def test_what_differs_between_two_machines(tmp_path: Path) -> None:
     assert differing({}, one) == differing(one, {}) == differing(one, one) == ""
     many = {str(number): "1" for number in range(5)}
     assert differing(many, dict.fromkeys(many, "2")) == "0, 1, 2, 2 more"
+
+
+def test_a_machine_with_another_version_is_named() -> None:
+    own, other = {"press": "1", "grading": "2"}, {"press": "1", "grading": "3"}
+    assert difference("the node", own, {"this machine": own, "runner a": {}}) == ""
+    assert difference("the node", other, {"runner a": {}, "this machine": own}).startswith(
+        "the node has another version of the app than this machine (grading): its rewards"
+    )
+
+
+async def test_a_ray_actor_hashes_the_app_of_its_node(tmp_path: Path) -> None:
+    """Check what an actor sends, without a cluster."""
+    folder = str(write(tmp_path, {"press.py": "import grading\ndef answer(task):\n    pass\n"}))
+    write(tmp_path, {"grading.py": ""})
+    config = ray_actor.ActorConfig(slots=1, python=sys.executable, app_dirs=[folder])
+    actor = ray_actor.RunnerActor(msgspec.json.encode(config))
+    plan = RunnerPlan(store_url=f"sqlite:{tmp_path / 'store.db'}", app="press:answer")
+    try:
+        answer = await actor.start(msgspec.json.encode(plan))
+    finally:
+        await actor.stop()
+    status = msgspec.json.decode(answer, type=ray_actor.ActorStatus)
+    assert status.failure is None
+    assert status.sources == source_hashes("press:answer", [folder])
+    assert list(status.sources) == ["grading", "press"]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,6 @@ async def test_events_of_any_form() -> None:
     port = runner.addresses[0][1]
     engine = OpenAIEngine(LLM(base_url=f"http://127.0.0.1:{port}/v1", model="real"))
     await engine.start()
-    assert [payload async for payload in engine.stream(BODY)] == [b"{}", long]
+    assert [payload async for payload in engine.stream(BODY)] == [b"{}", long, b"[DONE]"]
     await engine.close()
     await runner.cleanup()

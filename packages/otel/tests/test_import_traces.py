@@ -172,7 +172,9 @@ def test_a_second_import_doubles_nothing(tmp_path: Path, url: str, name: str) ->
     path = write(tmp_path / name, FORMS[name])
     first = imported(url, path)
     once = asyncio.run(stored(url))
-    assert imported(url, path) == first
+    done, errors = first
+    assert done.earlier == 0
+    assert imported(url, path) == (done._replace(earlier=done.attempts), errors)
     twice = asyncio.run(stored(url))
     assert [(s.rollout, a.attempt_id, spans) for s, a, spans in twice] == [
         (s.rollout, a.attempt_id, spans) for s, a, spans in once
@@ -215,7 +217,7 @@ def test_a_file_that_was_cut_short_goes_on(tmp_path: Path, url: str) -> None:
     size = len(protobuf(PIECES[2])[0])
     assert errors == [f"message 3: the file ends in it: {size:,} bytes were to come"]
     assert done == Imported(3, 1, 0, 1, 0)
-    assert imported(url, write(path, whole)) == (Imported(4, 1, 0, 0, 0), [])
+    assert imported(url, write(path, whole)) == (Imported(4, 1, 0, 0, 0, earlier=1), [])
     [(_, _, spans)] = asyncio.run(stored(url))
     assert sorted(span.span_id for span in spans) == sorted([ROOT, AGENT, CALL, TOOL])
 
@@ -391,7 +393,7 @@ def test_a_second_file_of_a_trace_that_has_ended(tmp_path: Path, url: str) -> No
     imported(url, write(tmp_path / "whole.jsonl", "\n".join(PIECES)))
     more = otlp_span("00000000000000ab", ROOT, "later", 9)
     done, errors = imported(url, write(tmp_path / "more.jsonl", otlp_line(more)))
-    assert (done, errors) == (Imported(1, 1, 0, 0, 0), [])
+    assert (done, errors) == (Imported(1, 1, 0, 0, 0, earlier=1), [])
 
 
 @pytest.mark.parametrize("name", ["otlp.jsonl.gz", "otlp.json", "collector.bin", "otlp.bin"])

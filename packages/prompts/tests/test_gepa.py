@@ -118,7 +118,8 @@ async def test_one_that_won_by_luck_is_not_chosen(
     prompts, world = {"first": PromptTemplate("Do {q}.")}, World(tmp_path, Lucky())
     with ScriptedServer(answers) as server:
         llm = LLM(base_url=server.url, model="thinker")
-        found = await search(GEPA(prompts, llm, max_reflections=2, finalists=finalists), world)
+        algorithm = GEPA(prompts, llm, max_reflections=2, finalists=finalists, significance=None)
+        found = await search(algorithm, world)
     assert [each.mean for each in found.candidates] == pytest.approx(means)
     assert found.chosen == chosen
     again = [number for number, each in enumerate(found.candidates) if each.again]

@@ -75,6 +75,25 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     return ", ".join([*names[:3], *more])
 
 
+def difference(
+    name: str, sources: Mapping[str, str], others: Mapping[str, Mapping[str, str]]
+) -> str:
+    """Describe how the app of a runner differs from those of other machines; empty if it does not.
+
+    Args:
+        name: the runner.
+        sources: hashes of the modules of its app.
+        others: name of a machine or runner → hashes of its modules.
+    """
+    for where, own in others.items():
+        if modules := differing(sources, own):
+            return (
+                f"{name} has another version of the app than {where} ({modules}): its rewards and "
+                "prompts may differ; give all machines the same version and start its runner again"
+            )
+    return ""
+
+
 def _root(top: str, folders: Sequence[str]) -> Path | None:
     """Return the folder of a top-level module or package; None if it is not found."""
     spec = None

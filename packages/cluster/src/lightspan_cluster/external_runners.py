@@ -22,7 +22,7 @@ from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
-from lightspan_cluster.app_sources import differing, source_hashes
+from lightspan_cluster.app_sources import difference, source_hashes
 from lightspan_cluster.peers import GONE_S, is_present, problem_of
 
 log = logging.getLogger(__name__)
@@ -225,14 +225,8 @@ class RunnerWatch:
         """
         versions = {"this machine": self.runners.sources}
         versions |= {f"runner {name}": other.sources for name, other in others.items()}
-        for where, sources in versions.items():
-            if modules := differing(peer.sources, sources):
-                self.print_line(
-                    f"runner {peer.peer_id} has another version of the app than {where} "
-                    f"({modules}): its rewards and prompts may differ; give all machines the same "
-                    "version and start its runner again"
-                )
-                return
+        if text := difference(f"runner {peer.peer_id}", peer.sources, versions):
+            self.print_line(text)
 
     def _check_clock(self, peer: Peer) -> None:
         """Compare the clock of a runner with the trainer's, at its first few announcements.

@@ -8,6 +8,7 @@ needs no Ray.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import Final
@@ -21,6 +22,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.semconv import PROTOCOL_VERSION
 from lightspan.stores import take_credentials
 from lightspan.stores.credentials import keep_secrets
+from lightspan_cluster.app_sources import source_hashes
 
 _TOKENS: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Environment variables with the token of the Ray cluster. Ray has read them when the actor starts.
@@ -69,6 +71,8 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     failure: ActorRefused | None = None
     """The error because of which the processes did not start or have ended; None if there is
     none."""
+    sources: dict[str, str] = {}
+    """Hashes of the app's modules on the node (`source_hashes`), after the start."""
 
 
 class RunnerActor:
@@ -116,7 +120,10 @@ class RunnerActor:
         except LightspanError as error:
             return _status(0, error)
         self._runners = runners
-        return await self.status()
+        folders = [*self._config.app_dirs, *runner_plan.sys_path, *sys.path]
+        sources = await asyncio.to_thread(source_hashes, runner_plan.app, folders)
+        status = msgspec.json.decode(await self.status(), type=ActorStatus)
+        return msgspec.json.encode(msgspec.structs.replace(status, sources=sources))
 
     async def status(self) -> bytes:
         """Return the `ActorStatus` of the processes as JSON."""

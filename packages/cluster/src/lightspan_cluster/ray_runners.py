@@ -31,6 +31,7 @@ from lightspan.schema.validation import check_choice, check_number, check_whole
 from lightspan.stores import is_shared, open_store
 from lightspan.stores.credentials import secrets_of
 from lightspan_cluster import ray_actor, ray_cluster
+from lightspan_cluster.app_sources import difference, source_hashes
 from lightspan_cluster.ray_cluster import Membership
 
 log = logging.getLogger(__name__)
@@ -137,6 +138,8 @@ class RayRunners:
         self._membership = Membership(address, without_token=without_token)
         self._ray = ray_cluster.import_ray()
         self._plan: RunnerPlan | None = None
+        self._sources: dict[str, str] = {}
+        """Hashes of the app's modules on this machine; empty before `start`."""
         self._actor_slots: list[_ActorSlot] = []
         self._supervisors: list[asyncio.Task[None]] = []
         self._failure: LightspanError | None = None
@@ -173,6 +176,7 @@ class RayRunners:
             store_secrets=secrets_of(plan.store_url) if is_local else {},
         )
         python, app_dirs = self._paths(plan, is_local=is_local)
+        self._sources = await asyncio.to_thread(source_hashes, plan.app, plan.sys_path)
         await _in_thread(self._membership.join)
         self._actor_slots = [
             _ActorSlot(
@@ -307,6 +311,9 @@ class RayRunners:
         if status.failure is not None:
             raise _as_error(status.failure, hello)
         slot.status, slot.hello = status, hello
+        own = {"this machine": self._sources}
+        if text := difference(f"the node of {hello.address}", status.sources, own):
+            log.warning("%s", text)
 
     async def _wait_placed(self, slot: _ActorSlot, timeout_s: float | None) -> ray_actor.ActorHello:
         """Wait until Ray has placed the actor, and return its first message.

@@ -201,6 +201,13 @@ def test_metrics_of_rollouts() -> None:
     }
 
 
+def test_attempts_that_were_run_again_are_counted() -> None:
+    first = episode("g", 0, None, status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE)
+    again = replace(episode("g", 0, 1.0), earlier=(first, first))
+    metrics = rollout_metrics([again, episode("g", 1, 0.0)])
+    assert (metrics["lost"], metrics["lost_attempts"]) == (0, 2)
+
+
 def test_updates_are_merged_by_what_their_metrics_are() -> None:
     first = {
         "loss": 1.0,

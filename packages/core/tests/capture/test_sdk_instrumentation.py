@@ -74,26 +74,48 @@ def test_a_stream_that_clients_read_in_different_ways(text: Any, raw: bool) -> N
     assert message["content"] == {"calm": "calm", "a\ud83d": "a?"}.get(str(text), "not a text")
 
 
-@pytest.mark.parametrize(("agent_name", "outcomes"), [("writer", []), ("checker", ["error"])])
-def test_an_answer_that_the_app_cannot_parse(agent_name: str, outcomes: list[str]) -> None:
-    """Check that an answer cut off by its length counts as delivered, and damages no attempt."""
+@pytest.mark.parametrize(("agent_name", "recorded"), [("writer", 0), ("checker", 1)])
+@pytest.mark.parametrize("way", ["cut", "chat", "responses", "async"])
+async def test_an_answer_that_the_app_cannot_parse(
+    agent_name: str, recorded: int, way: str
+) -> None:
+    """Check that such an answer counts as delivered and is recorded, and damages no attempt."""
 
     class Parsed(pydantic.BaseModel):
         word: str
 
+    wrong = '{"sentence": "no"}'
+    reply = Reply(text=wrong, finish_reason="length" if way == "cut" else "stop")
     with (
-        ScriptedServer(['{"word": "yes"}', Reply(text="{", finish_reason="length")]) as server,
+        ScriptedServer(['{"word": "yes"}', reply]) as server,
         client_of(server) as client,
         acting_as(server, agent_name) as scope,
     ):
-        parse = client.chat.completions.parse
-        answer = parse(model="m", messages=MESSAGES, response_format=Parsed)
-        assert answer.choices[0].message.parsed == Parsed(word="yes")
+        async_client = async_client_of(server)
+        apis: Any = async_client if way == "async" else client
+        asked: dict[str, Any] = {"model": "m", "messages": MESSAGES, "response_format": Parsed}
+        parse = apis.chat.completions.parse
+        if way == "responses":
+            asked = {"model": "m", "input": "hi", "text_format": Parsed}
+            parse = apis.responses.parse
+        answer = await parse(**asked) if way == "async" else parse(**asked)
+        assert Parsed(word="yes") in (
+            answer.output_parsed if way == "responses" else answer.choices[0].message.parsed,
+        )
         llm_spans(scope)
-        with pytest.raises(openai.LengthFinishReasonError):
-            parse(model="m", messages=MESSAGES, response_format=Parsed)
+        failure = openai.LengthFinishReasonError if way == "cut" else pydantic.ValidationError
+        with pytest.raises(failure):
+            await parse(**asked) if way == "async" else parse(**asked)
         assert scope.recorder.capture_errors() == []
-        assert [span.attributes[c.CALL_OUTCOME] for span in llm_spans(scope)] == outcomes
+        spans = llm_spans(scope)
+        await async_client.close()
+    assert len(spans) == recorded
+    for span in spans:
+        assert span.attributes[c.CALL_OUTCOME] == "error"
+        assert span.attributes[c.EXCEPTION_TYPE].endswith(failure.__name__)
+        [message] = genai_messages.output_messages_of(span.attributes)
+        assert (message["content"], span.attributes[c.OUTPUT_TOKENS]) == (wrong, 2)
+    await sdk_instrumentation.aclose()
 
 
 # --- what the gateway sees ------------------------------------------------------------------

@@ -107,6 +107,111 @@ def test_another_agents_call_is_recorded(gateway: ScriptedServer, stream: bool) 
     assert (span.name, span.status, span.sequence_start) == ("chat m", SpanStatus.OK, None)
 
 
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("kind", ["mapping", "object", "text", "response", "own model"])
+def test_an_answer_of_a_type_that_the_app_chooses(
+    elsewhere: ScriptedServer, api: str, kind: str
+) -> None:
+    class Own(openai.BaseModel):
+        id: str
+
+    with client_of(elsewhere) as client:
+        http: Any = api_of(client, api).with_raw_response.create(**ASKED[api]).http_response
+        types: dict[str, Any] = {"mapping": dict[str, Any], "object": object, "text": str}
+        types |= {"response": type(http), "own model": Own}
+        with acting_as(None, "checker") as scope:
+            path = {"chat": "chat/completions"}.get(api, api)
+            client.post(f"/{path}", body=ASKED[api], cast_to=types[kind])
+            errors = scope.recorder.capture_errors()
+            [span] = llm_spans(scope)
+    recorded = said_of(span)
+    assert errors == []
+    assert (recorded[c.CALL_OUTCOME], recorded[c.OUTPUT_TOKENS]) == ("ok", 2)
+    assert recorded[c.OUTPUT_MESSAGES][0]["parts"][0]["content"] == "from elsewhere"
+
+
+@pytest.mark.parametrize("way", ["sync", "async", "stream"])
+@pytest.mark.parametrize("errors", [0, 1, 2])
+async def test_repetitions_of_a_request_are_counted(way: str, errors: int) -> None:
+    """Check that the SDK's own retries are one call, whose record counts them."""
+    busy = Reply(status=503, text="busy", headers={"retry-after-ms": "1"})
+    replies: list[Any] = [*[busy] * errors, "hello"]
+    with (
+        ScriptedServer(replies * 2) as server,
+        client_of(server, max_retries=2) as client,
+        acting_as(None, "checker") as scope,
+    ):
+        async_client = async_client_of(server, max_retries=2)
+        for _ in range(2):  # what one call counts is not added to the next
+            if way == "async":
+                await async_client.chat.completions.create(**ASKED["chat"])
+            else:
+                answer = client.chat.completions.create(**ASKED["chat"], stream=way == "stream")
+                list(answer if way == "stream" else ())
+        await async_client.close()
+        spans = llm_spans(scope)
+    assert [span.attributes.get(c.CALL_REPEATS, 0) for span in spans] == [errors] * 2
+    assert [span.attributes[c.CALL_OUTCOME] for span in spans] == ["ok"] * 2
+
+
+def test_a_body_that_the_app_encodes_is_recorded(elsewhere: ScriptedServer) -> None:
+    headers = {"content-type": "application/json"}
+    with client_of(elsewhere) as client, acting_as(None, "checker") as scope:
+        content = json.dumps(ASKED["chat"]).encode()
+        options = {"headers": headers}
+        client.post("/chat/completions", content=content, cast_to=object, options=options)
+        [span] = llm_spans(scope)
+    assert said_of(span)[c.CALL_OUTCOME] == "ok"
+
+
+RESPONSE: dict[str, Any] = {"id": "resp_1", "object": "response", "model": "m", "output": []}
+FAILED = {**RESPONSE, "status": "failed", "error": {"code": "server_error", "message": "broken"}}
+
+
+@pytest.mark.parametrize("way", ["whole", "raw", "stream", "raw stream", "200 with an error"])
+def test_a_response_that_failed_is_an_error(way: str) -> None:
+    """Check answers with status 200 that say that there is none."""
+    body = json.dumps(FAILED).encode()
+    if "stream" in way:
+        event = {"type": "response.failed", "sequence_number": 1, "response": FAILED}
+        body = f"event: response.failed\ndata: {json.dumps(event)}\n\n".encode()
+    if way == "200 with an error":
+        body = b'{"error": {"message": "broken", "code": 429}}'
+    with client_that_gets(body) as client, acting_as(None, "checker") as scope:
+        api: Any = client.responses.with_raw_response if "raw" in way else client.responses
+        if way == "200 with an error":
+            client.chat.completions.create(**ASKED["chat"])
+        else:
+            answer = api.create(**ASKED["responses"], stream="stream" in way)
+            if "stream" in way:
+                list(answer.parse() if "raw" in way else answer)
+        [span] = llm_spans(scope)
+        assert scope.recorder.capture_errors() == []
+    assert (span.attributes[c.CALL_OUTCOME], "broken" in span.status_message) == ("error", True)
+
+
+def test_a_response_in_the_background_damages_the_attempt() -> None:
+    """Check that an answer that arrives by another request is not recorded as an empty one."""
+    body = json.dumps({**RESPONSE, "status": "queued"}).encode()
+    with client_that_gets(body) as client, acting_as(None, "checker") as scope:
+        client.responses.create(**ASKED["responses"], background=True)
+        [error] = scope.recorder.capture_errors()
+    assert "its status is 'queued'" in error
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("body", [b'{"id": "x", "choices": []}', b"<html>", b"[]", b"{}"])
+def test_an_answer_without_content_damages_the_attempt(body: bytes, raw: bool) -> None:
+    with client_that_gets(body) as client, acting_as(None, "checker") as scope:
+        if raw:
+            client.chat.completions.with_raw_response.create(**ASKED["chat"])
+        else:
+            client.post("/chat/completions", body=ASKED["chat"], cast_to=str)
+        [error] = scope.recorder.capture_errors()
+        assert "the answer has no choices, output or content" in error
+        assert len(llm_spans(scope)) == 1
+
+
 def test_another_agents_error_is_recorded(gateway: ScriptedServer) -> None:
     with (
         ScriptedServer([Reply(status=400, text="bad temperature")]) as server,

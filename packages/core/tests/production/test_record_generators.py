@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import anyio.to_thread
@@ -166,6 +167,44 @@ def test_a_block_around_generators(client: openai.OpenAI, url: str) -> None:
     assert paths == ["a", "b", "a", "b", "app"]
 
 
+# --- threads of a later item ------------------------------------------------------------------
+POOLS: dict[str, Callable[[openai.OpenAI], Any]] = {
+    "submit": lambda client: in_pool(say, client, "in a thread"),
+    "a copied context": lambda client: in_pool(copy_context().run, say, client, "in a thread"),
+    "a partial of it": lambda client: in_pool(
+        partial(copy_context().run, say, client), "in a thread"
+    ),
+}
+
+
+def in_pool(func: Callable[..., Any], *args: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(func, *args).result()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_threads_of_a_later_item_belong_to_a_block(
+    client: openai.OpenAI, url: str, pool: str
+) -> None:
+    """Check that the app's own context variables stay, and that no attempt gets another's call."""
+
+    def items(name: str) -> Iterator[Any]:
+        with lightspan.agent(name):
+            yield name
+            yield POOLS[pool](client)
+
+    with record(url):
+        one, two = items("a"), items("b")
+        for each in (one, two, one, two):
+            copy_context().run(next, each)
+        say(client, "outside")
+        for each in (one, two):
+            copy_context().run(next, each, None)
+    found = read_recorded(url)
+    paths = [[str(call.attributes[c.AGENT_PATH]) for call in each.calls] for each in found]
+    assert sorted(paths) == [["a"], ["app"], ["b"]]
+
+
 # --- blocks that end in another context ------------------------------------------------------
 def in_a_thread(client: openai.OpenAI) -> Any:
     with ThreadPoolExecutor(1) as pool:
@@ -192,15 +231,6 @@ def test_threads_of_a_later_item_belong_to_a_decorated_generator(
     assert found.rollout.task == "hello"
 
 
-def in_a_generator(client: openai.OpenAI) -> None:
-    def items() -> Iterator[Any]:
-        with lightspan.operation("ticket"):
-            yield lightspan.current_attempt_id()
-            yield in_a_thread(client)
-
-    take_each_in_a_copy(items())
-
-
 def in_a_dependency(client: openai.OpenAI) -> None:
     """Do what FastAPI does with a sync `yield` dependency."""
     ticket = contextmanager(lightspan.operation("ticket")(dependency))()
@@ -213,34 +243,26 @@ def dependency() -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("run", [in_a_generator, in_a_dependency])
 def test_a_block_that_misses_its_calls_is_logged(
-    client: openai.OpenAI,
-    url: str,
-    run: Callable[[openai.OpenAI], None],
-    caplog: pytest.LogCaptureFixture,
+    client: openai.OpenAI, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     emit._warn_of_context.cache_clear()
     with record(url):
         for _ in range(2):
-            run(client)
+            in_a_dependency(client)
     assert [len(one.calls) for one in read_recorded(url)] == [0, 1, 0, 1]
     [line] = [line for line in caplog.messages if "another context" in line]
     assert "'ticket'" in line
     assert "use the ASGI middleware of docs/guides/fastapi.md" in line
 
 
-@pytest.mark.parametrize("run", [in_a_generator, in_a_dependency])
 def test_a_block_inside_the_requests_operation_is_not_torn(
-    client: openai.OpenAI,
-    url: str,
-    run: Callable[[openai.OpenAI], None],
-    caplog: pytest.LogCaptureFixture,
+    client: openai.OpenAI, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Check the remedy that the log names: an operation around the request."""
     emit._warn_of_context.cache_clear()
     with record(url), lightspan.operation("request", input="/"):
-        run(client)
+        in_a_dependency(client)
     [found] = read_recorded(url)
     assert [len(found.calls), found.rollout.task] == [1, "/"]
     assert "ticket" in found.tree()

@@ -120,6 +120,11 @@ def sleeps(task: dict[str, Any]) -> float:
     return float(os.getpid())
 
 
+def emits_a_text(task: Any) -> float:
+    emit.emit_reward("good")  # type: ignore[arg-type]
+    return 1.0
+
+
 def emits(task: Any) -> None:
     with emit.agent("planner"), emit.tool("search", "{}"):
         emit.emit_reward(0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ async def test_an_app_that_fails(store: Store, app: str, task: Any, message: str
     assert (error.parent_id, root.status) == (root.span_id, SpanStatus.ERROR)
     [state] = await store.rollouts()
     assert state.status is RolloutStatus.FAILED
+
+
+async def test_a_wrong_reward_names_the_apps_line(store: Store) -> None:
+    """Check the message of an error that is raised inside lightspan."""
+    attempt = await run_one(store, apps.emits_a_text, {})
+    assert attempt.message.startswith(
+        "RewardError: a reward must be a number, not the text 'good'; convert it first "
+        '(`emit.emit_reward("good")'
+    )
+    assert re.search(r" at runner_apps\.py:\d+ in emits_a_text\)$", attempt.message)
 
 
 @pytest.mark.parametrize("kind", sorted(apps.BUILTIN))

@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
+from lightspan.schema.genai_attributes import (
+    StreamedAnswer,
+    answer_attributes,
+    request_attributes,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 CALL = st.fixed_dictionaries(
@@ -331,3 +335,54 @@ def test_what_clients_read_in_different_ways_is_noted(deltas: list[Any], field: 
         streamed.add(chat_chunk(**delta))
     answer_attributes(streamed.answer())
     assert streamed.irregular_field == field
+
+
+CALL = {"name": "f", "arguments": '{"x": 1}'}
+CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "code", "input": "print(1)"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "deltas", "parts"),
+    [
+        (
+            {"function_call": CALL},
+            [
+                {"function_call": {**CALL, "arguments": '{"x"'}},
+                {"function_call": {"arguments": ": 1}"}},
+            ],
+            [{"type": "tool_call", "id": None, **CALL}],
+        ),
+        (
+            {"tool_calls": [CUSTOM]},
+            [
+                {
+                    "tool_calls": [
+                        {"index": 0, **CUSTOM, "custom": {"name": "code", "input": "pri"}}
+                    ]
+                },
+                {"tool_calls": [{"index": 0, "custom": {"input": "nt(1)"}}]},
+            ],
+            [{"type": "tool_call", "id": "c", "name": "code", "arguments": "print(1)"}],
+        ),
+        (
+            {"audio": {"transcript": "hello"}},
+            [{"audio": {"id": "a", "transcript": "hel"}}, {"audio": {"transcript": "lo"}}],
+            [{"type": "text", "content": "hello"}],
+        ),
+    ],
+    ids=["function_call", "custom tool", "audio"],
+)
+def test_other_fields_with_an_answer_are_recorded(
+    message: dict[str, Any], deltas: list[Any], parts: list[Any]
+) -> None:
+    """Check the calls of the first API, of custom tools, and what was said, streamed and whole."""
+    whole = {"choices": [{"index": 0, "message": {"role": "assistant", **message}}]}
+    streamed = StreamedAnswer()
+    for delta in deltas:
+        streamed.add({"choices": [{"index": 0, "delta": delta}]})
+    for answer in (whole, streamed.answer()):
+        [recorded] = json.loads(str(answer_attributes(answer)[c.OUTPUT_MESSAGES]))
+        assert [part for part in recorded["parts"] if part["type"] != "blob"][: len(parts)] == parts
+    assert streamed.irregular_field == ""
+    tools = request_attributes({"model": "m", "messages": [], "functions": [{"name": "f"}]})
+    assert json.loads(str(tools[c.TOOL_DEFINITIONS])) == [{"name": "f"}]

@@ -206,15 +206,15 @@ def test_the_gain_is_over_clusters_too() -> None:
 def test_outcomes_are_those_of_the_training_steps() -> None:
     step = {"kind": "train", "rollouts": 16, "scored": 12.0, "failed": 3}
     missed = {"calls/rejected:undelivered": 2.0, "calls/rejected:cancelled": 16.0, "silent": 5}
-    missed |= {"calls/rejected:unscored": 4.0, "calls/rejected:late": None}
+    missed |= {"calls/rejected:unscored": 4.0, "calls/rejected:late": None, "lost_attempts": 2}
     lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0, **missed}]
     # an algorithm of one's own may count nothing, or say anything
     lines += [{"kind": "train"}, {**step, "scored": "all"}, {**step, "rollouts": float("nan")}]
     assert Outcomes.of(lines) == Outcomes(
-        32, unscored=4, failed=3, undelivered=2, silent=5, rejected=16
+        32, unscored=4, failed=3, undelivered=2, silent=5, rejected=16, lost_attempts=2
     )
     assert Outcomes.of(lines).problems == (
         "4 unscored, 3 failed, 5 without a call of the policy, 2 undelivered answers, 16 rejected "
-        "calls"
+        "calls, 2 lost attempts, run again"
     )
     assert Outcomes.of([]) == Outcomes()

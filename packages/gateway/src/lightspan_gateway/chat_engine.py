@@ -47,7 +47,10 @@ class ChatEngine(Protocol):
         """
 
     def stream(self, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """Make a streamed call; yield server-sent event payloads (without `data: ` and `[DONE]`).
+        """Make a streamed call; yield the payloads of server-sent events, without `data: `.
+
+        The end mark `[DONE]` is a payload too. Without it, an answer is complete if every choice
+        has a finish reason.
 
         Raises (while iterating):
             EndpointRefused: the server answered with an error.

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from lightspan.errors import EngineClosedError, EngineError
+from lightspan.schema.genai_attributes import END
 from lightspan.schema.llm import LLM
 from lightspan_gateway.chat_engine import ChatAnswer, ChatEngine, EndpointRefused
 
@@ -117,20 +118,22 @@ class OpenAIEngine(ChatEngine):
         return EngineError(f"{self.llm.base_url} cannot be reached: {reason}")
 
 
-_NO_CHUNKS: Final = (b"[DONE]", b"", b"null")
-"""Payloads that are no chunks: the end mark, and what some servers send to keep a stream open."""
+_KEEPALIVES: Final = (b"", b"null")
+"""Payloads that some servers send to keep a stream open."""
 
 
 async def server_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the payloads of the server-sent events in `content`.
+    """Yield the payloads of the server-sent events in `content`, the end mark `[DONE]` too.
 
-    End marks and empty payloads (`_NO_CHUNKS`) are left out. The stream is split into lines here,
+    Empty payloads (`_KEEPALIVES`) are left out. The stream is split into lines here,
     because aiohttp's line reader fails at lines that are longer than its buffer.
     """
-    rest = b""
+    rest, end = b"", END.encode()
     async for data in content.iter_any():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             payload = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and payload not in _NO_CHUNKS:
+            if line.startswith(b"data:") and payload not in _KEEPALIVES:
                 yield payload
+    if rest.startswith(b"data:") and rest.removeprefix(b"data:").strip() == end:
+        yield end  # some servers send no line end after it

@@ -12,7 +12,14 @@ import msgspec
 
 from lightspan.errors import EngineError
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes
+from lightspan.schema.genai_attributes import (
+    CUT,
+    END,
+    StreamedAnswer,
+    answer_attributes,
+    problem_of,
+    requested_choices,
+)
 from lightspan.schema.spans import Attributes, Span
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, ServedCall
@@ -88,6 +95,8 @@ class ProxiedCall(ServedCall):
         if answer.status != 200:
             raise self._api_error(answer.status, answer.body)
         decoded, is_valid = self._decode(answer.body)
+        if problem := problem_of(decoded):
+            raise EngineError(f"{self._name}: {problem}")
         if not is_valid:
             decoded, _ = self._decode(encode_object(decoded))
         self._answer = StreamRepair().repaired_answer(decoded)
@@ -97,9 +106,12 @@ class ProxiedCall(ServedCall):
             self._body = _encode(self._answer)
 
     async def _work_streamed(self) -> None:
-        streamed, repair = StreamedAnswer(), StreamRepair()
+        streamed, repair = StreamedAnswer(requested_choices(self._request)), StreamRepair()
         try:
             async for payload in self._engine.stream(self._request):
+                if payload.startswith(END.encode()):
+                    streamed.is_done = True
+                    continue
                 chunk, is_valid = self._decode(payload)
                 if chunk.get("error"):
                     raise EngineError(f"{self._name} aborted: {_error_text(payload)}")
@@ -112,6 +124,8 @@ class ProxiedCall(ServedCall):
                     payload = _encode(repaired)
                 self._payloads.append(payload)
                 self._notify()
+            if not streamed.complete:
+                raise EngineError(f"{self._name} aborted: {CUT}")
         except EndpointRefused as error:
             raise self._api_error(error.status, str(error).encode()) from error
         finally:

@@ -130,6 +130,10 @@ class _Errors:
 
 def _summary(done: Imported, place: str) -> str:
     parts = [f"{plural(done.spans, 'span')} of {plural(done.attempts, 'attempt')} in {place}"]
+    if done.earlier:
+        parts.append(
+            f"{done.earlier:,} of {plural(done.attempts, 'attempt')} had been there before"
+        )
     if done.unfinished:
         parts.append(f"{plural(done.unfinished, 'attempt')} without its entry span: still running")
     if done.refused:

@@ -22,10 +22,11 @@ from typing import IO, Any, Final, NamedTuple, cast
 
 from lightspan.errors import DataError
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
+from lightspan.schema.records import AttemptStatus
 from lightspan.schema.redaction import bounded_text
 from lightspan.stores.protocol import Store
 from lightspan_otel import export_formats
-from lightspan_otel.ingest import running, store_spans, trace_of
+from lightspan_otel.ingest import attempts_of, store_spans, trace_of
 from lightspan_otel.normalize import normalized
 from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
@@ -87,6 +88,8 @@ class Imported(NamedTuple):
     scores: int
     refused: int = 0
     """Number of spans that were read but that the store rejects; counted in `errors` too."""
+    earlier: int = 0
+    """Number of the attempts that were in the store before."""
 
 
 # --- into a store ---------------------------------------------------------------------------
@@ -136,12 +139,13 @@ async def import_file(
         report(str(broken))
         errors += 1
     await writer.write()
+    cut = [trace for trace, is_whole in writer.traces.items() if not is_whole]
+    statuses = [attempt.status for attempt in await attempts_of(store, cut)]
     return Imported(
         spans=writer.spans,
         attempts=len(writer.traces) + len(writer.named),
-        unfinished=await running(
-            store, [trace for trace, is_whole in writer.traces.items() if not is_whole]
-        ),
+        earlier=writer.earlier + len(writer.named),
+        unfinished=statuses.count(AttemptStatus.RUNNING),
         errors=errors + writer.refused,
         scores=scores,
         refused=writer.refused,
@@ -152,7 +156,7 @@ class _Writer:
     """Write spans to the store in batches."""
 
     def __init__(self, store: Store, refuse: Callable[[str], None]) -> None:
-        self.spans = self.refused = 0
+        self.spans = self.refused = self.earlier = 0
         self.traces: dict[tuple[str, str], bool] = {}
         """Service and trace → whether its entry span was imported."""
         self.named: set[str] = set()
@@ -174,6 +178,8 @@ class _Writer:
         self._waiting, self._places = [], []
         if not waiting:
             return
+        new = {trace for each in waiting if (trace := trace_of(each.span)) not in self.traces}
+        self.earlier += len(await attempts_of(self._store, [trace for trace in new if trace]))
         where = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
         rejected = await store_spans(self._store, waiting, may_reward=True)
         for refusal in rejected:

@@ -134,19 +134,20 @@ def trace_of(span: Span) -> tuple[str, str] | None:
     return None if span.attempt_id else (_service_of(span), span.trace_id)
 
 
-async def running(store: Store, traces: Sequence[tuple[str, str]]) -> int:
-    """Count the traces of which the outermost span (entry span) has not arrived yet.
+async def attempts_of(store: Store, traces: Sequence[tuple[str, str]]) -> list[Attempt]:
+    """Return the attempts of traces that are in the store.
+
+    An attempt is running as long as the outermost span (entry span) of its trace has not arrived.
 
     Args:
         store: an open store.
         traces: service and trace id of each trace, as `trace_of` returns them.
     """
-    count = 0
+    attempts: list[Attempt] = []
     for begin in range(0, len(traces), _ATTEMPTS_PER_QUERY):
         names = [_name_of(*trace) for trace in traces[begin : begin + _ATTEMPTS_PER_QUERY]]
-        attempts = await store.attempts([f"ro-{name}" for name in names])
-        count += sum(attempt.status is AttemptStatus.RUNNING for attempt in attempts)
-    return count
+        attempts += await store.attempts([f"ro-{name}" for name in names])
+    return attempts
 
 
 def _name_of(service: str, trace_id: str) -> str:

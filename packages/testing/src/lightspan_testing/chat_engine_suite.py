@@ -22,6 +22,7 @@ from typing import Any, Final
 import pytest
 
 from lightspan.errors import EngineClosedError, EngineError
+from lightspan.schema.genai_attributes import END
 from lightspan_gateway.chat_engine import ChatAnswer, ChatEngine, EndpointRefused
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
@@ -71,8 +72,9 @@ def content_of(answer: ChatAnswer) -> Content:
 
 
 async def read_stream(engine: ChatEngine, body: Mapping[str, Any] = BODY) -> list[dict[str, Any]]:
-    """Return the decoded payloads of a streamed call."""
-    return [json.loads(payload) async for payload in engine.stream({**body, "stream": True})]
+    """Return the decoded payloads of a streamed call, without an end mark."""
+    payloads = [payload async for payload in engine.stream({**body, "stream": True})]
+    return [json.loads(payload) for payload in payloads if payload != END.encode()]
 
 
 def merge_chunks(chunks: list[dict[str, Any]]) -> Content:

@@ -19,6 +19,7 @@ from lightspan.errors import NotFoundError, how_to_install
 from lightspan.lightning.episode import Call, Episode, named_means
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
+from lightspan.progress import plural
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
@@ -416,6 +417,8 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
     source = f" ({reason})" if reason else ""
     reward = score_of_attempt(episode) if is_production else episode.reward
     yield f"attempt {episode.attempt_id}: reward {_number(reward)}{source}"
+    if episode.runner and not is_production:
+        yield f"  run by {episode.runner}"
     if episode.unscored:
         yield f"  unscored: {episode.unscored}"
     own = OWN if episode.reward_source == "scored" else ""
@@ -486,6 +489,8 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         f"    {key}: {asked!r} asked, {used!r} used"
         for key, (asked, used) in sorted(_overrides(call).items())
     )
+    if call.span is not None and (again := call.span.attributes.get(c.CALL_REPEATS)):
+        yield f"    the SDK sent it again {plural(again, 'time')}; the usage is the answer's alone"
     if call.key in view.episode.retried:
         yield "    its agent ended in an error and was retried"
     yield from (f"    {line}" for line in view.explanation_lines(call))

@@ -11,7 +11,7 @@ from lightspan.algorithms.recorded_attempts import score_of_attempt
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
-from lightspan.schema import genai_messages
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Attributes
 from lightspan.training.folder import RunFolder
@@ -116,6 +116,8 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How its advantage was computed; None if that was not recorded."""
     advantage: float | None = None
     notes: list[str] = []
+    repeats: int = 0
+    """How often the SDK sent the request again."""
     overridden: dict[str, tuple[Any, Any]] = {}
     """Field of the request → (the app's value, the value used)."""
     policy: str = ""
@@ -139,6 +141,8 @@ class RolloutReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     task_id: str
     status: str
+    runner: str
+    """Name of the runner, with its host and process id; in production, the service."""
     reward: float | None
     reward_source: str | None
     dimensions: dict[str, float]
@@ -215,6 +219,7 @@ def rollout_report(view: RolloutView) -> RolloutReport:
         step=view.step,
         task_id=rollout.task_id,
         status=str(view.state.status),
+        runner=episode.runner,
         reward=score_of_attempt(episode) if is_production else episode.reward,
         reward_source=episode.reward_source,
         dimensions=dict(episode.dimensions),
@@ -281,6 +286,7 @@ def _call_report(view: RolloutView, entry: CallCoverage, with_tokens: bool) -> C
         explanation=explanation,
         advantage=None if explanation is None else explanation.advantage,
         notes=[] if explanation is not None else view.explanation_lines(call),
+        repeats=int(attributes.get(c.CALL_REPEATS, 0)),
         overridden=overrides_of(attributes),
         **fields,
     )

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from lightspan.errors import ConfigError, EngineError
+from lightspan.schema.genai_attributes import END
 from lightspan.schema.token_records import Sampling
 from lightspan_gateway.keepalive import keepalive_socket
 from lightspan_gateway.openai_engine import server_events
@@ -359,7 +360,8 @@ class Client:
                         yield self._chunk(await response.read())
                         return
                     async for payload in server_events(response.content):
-                        yield self._chunk(payload)
+                        if payload != END.encode():
+                            yield self._chunk(payload)
                 finally:
                     self._responses.discard(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -40,6 +40,8 @@ def rollout_metrics(episodes: Sequence[Episode], routing: Routing | None = None)
     }
     if routing is not None and (silent := sum(is_silent(each, routing) for each in episodes)):
         metrics["silent"] = silent
+    if repeats := sum(len(episode.earlier) for episode in episodes):
+        metrics["lost_attempts"] = repeats
     if scored:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])

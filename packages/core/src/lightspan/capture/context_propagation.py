@@ -16,14 +16,14 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial, wraps
 from multiprocessing.pool import ThreadPool
 from typing import Any, Final
 
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture._globals import state
-from lightspan.capture.context import current_context, set_agent
+from lightspan.capture.context import current_context, pushed_in, set_agent
 from lightspan.capture.context_types import AgentContext
 from lightspan.capture.patch import Patch
 from lightspan.schema.records import Mode
@@ -101,7 +101,7 @@ def _copied(patch: Patch) -> Callable[..., Any] | None:
     return lambda func, *args, **kwargs: context.copy().run(func, *args, **kwargs)
 
 
-def _run(agent: AgentContext, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _run(agent: AgentContext | None, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     leave = set_agent(agent)
     try:
         return func(*args, **kwargs)
@@ -109,14 +109,30 @@ def _run(agent: AgentContext, func: Callable[..., Any], /, *args: Any, **kwargs:
         leave()
 
 
+def _carried(run: Callable[..., Any], func: Any) -> Any:
+    """Return a function of the app, for a pool, so that it runs in the current attempt.
+
+    Args:
+        run: calls a function in the current attempt.
+        func: the function. It may be the `run` of a context that the app has copied, or a partial
+            of it. Copied in a later item of a generator, the context has no attempt, and gets the
+            current one.
+    """
+    method, args = (func.func, func.args) if isinstance(func, partial) else (func, ())
+    inside = getattr(method, "__self__", None)
+    if not isinstance(inside, Context) or pushed_in(inside) is not None:
+        return partial(run, func)
+    return partial(method, partial(_run, current_context()), *args, **getattr(func, "keywords", {}))
+
+
 def _submit(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
     @wraps(original)
     def submit(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = _copied(patch)
         if run is not None and args:
-            args = (partial(run, args[0]), *args[1:])
+            args = (_carried(run, args[0]), *args[1:])
         elif run is not None and "func" in kwargs:  # a parameter of `ThreadPool`'s methods
-            kwargs["func"] = partial(run, kwargs["func"])
+            kwargs["func"] = _carried(run, kwargs["func"])
         return original(self, *args, **kwargs)
 
     return submit

@@ -18,18 +18,15 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from lightspan.capture.generator_context import current_flow
 from lightspan.errors import EngineError
-from lightspan.schema.genai_attributes import ANSWER_FIELDS, StreamedAnswer
+from lightspan.schema.genai_attributes import ANSWER_FIELDS, CUT, END, StreamedAnswer
+from lightspan.schema.genai_messages import MAPPING
 
 if TYPE_CHECKING:
     from lightspan.capture.sdk_instrumentation import SdkCall
-
-
-_END: Final = "[DONE]"
-"""Text of the event with which OpenAI's streams of chats end."""
 
 
 def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
@@ -52,16 +49,20 @@ def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
 
 
 def as_mapping(result: Any, fields: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return an SDK's answer as a JSON object; empty if `result` is not a pydantic model.
+    """Return an answer as a JSON object; empty if it is none.
 
     Args:
-        result: the SDK's object.
-        fields: fields to include, as for pydantic's `include`; None for all.
+        result: the SDK's object, a pydantic model. If the app asked for another type (`cast_to`),
+            a mapping, a text or an HTTP response.
+        fields: fields of a model to include, as for pydantic's `include`; None for all.
     """
     dump: Callable[..., Mapping[str, Any]] | None = getattr(result, "model_dump", None)
-    if dump is None:
-        return {}
-    return dump(mode="json", include=fields, exclude_unset=True, warnings=False)
+    if dump is not None:
+        return dump(mode="json", include=fields, exclude_unset=True, warnings=False)
+    if isinstance(result, MAPPING):
+        return result
+    body = getattr(result, "content", result)
+    return _object_in(body) if isinstance(body, str | bytes) else {}
 
 
 def _observe_whole(call: SdkCall, result: Any) -> None:
@@ -137,10 +138,9 @@ class _ObservedAnswer:
     def __init__(self, call: SdkCall, body: _Body | None = None) -> None:
         self.body = body
         """The bytes that the app has read; None if the app reads chunks."""
-        self.is_done = False
-        """Whether the event that marks the end of the stream has arrived."""
+        self.chunks = call.new_answer()
+        """The chunks that the app has read."""
         self._call = call
-        self._chunks = call.new_answer()
         self._reader: object = None
         """The task or thread that is waiting for a chunk; None if none is waiting."""
 
@@ -153,7 +153,7 @@ class _ObservedAnswer:
 
     def add(self, chunk: Any) -> None:
         """Add a chunk that the app has read."""
-        self._call.guarded(self._chunks.add, chunk)
+        self._call.guarded(self.chunks.add, chunk)
 
     def __enter__(self) -> None:
         self.body = None  # not at `parse`, after which the app may still read lines
@@ -186,13 +186,13 @@ class _ObservedAnswer:
 
     def _end(self, error: BaseException | None) -> None:
         if self.body is None:
-            content = _Content.of(self._chunks, is_done=self.is_done)
+            content = _Content.of(self.chunks)
         else:
             content = self.body.read(is_cut=error is not None)
         if content.complete and isinstance(error, GeneratorExit):
             error = None  # only the protocol's end marker was not read
         elif error is None and not content.complete:
-            error = EngineError("the stream ended before the answer: it has no finish reason")
+            error = EngineError(CUT)
         self._call.ended(content.answer, content.failure or error, content.irregular_field)
 
 
@@ -239,12 +239,12 @@ class _ObservedEvents(_Proxy):
 
     def iter_bytes(self, parts: Iterator[bytes]) -> Iterator[Any]:
         for event in self._inner.iter_bytes(parts):
-            self._answer.is_done |= event.data.startswith(_END)
+            self._answer.chunks.is_done |= event.data.startswith(END)
             yield event
 
     async def aiter_bytes(self, parts: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for event in self._inner.aiter_bytes(parts):
-            self._answer.is_done |= event.data.startswith(_END)
+            self._answer.chunks.is_done |= event.data.startswith(END)
             yield event
 
 
@@ -304,11 +304,8 @@ class _Content(NamedTuple):
     irregular_field: str = ""
 
     @classmethod
-    def of(
-        cls, chunks: StreamedAnswer, failure: Exception | None = None, *, is_done: bool
-    ) -> _Content:
-        is_complete = is_done or chunks.complete
-        return cls(chunks.answer(), is_complete, failure, chunks.irregular_field)
+    def of(cls, chunks: StreamedAnswer, failure: Exception | None = None) -> _Content:
+        return cls(chunks.answer(), chunks.complete, failure, chunks.irregular_field)
 
 
 class _Body:
@@ -341,10 +338,11 @@ class _Body:
         """
         if self._new_answer is None:
             return self._read_json(is_cut=is_cut)
-        chunks, failure, is_done = self._new_answer(), None, False
+        chunks, failure = self._new_answer(), None
         try:
             for event in self._make_decoder().iter_bytes(self._decompressed()):
-                if is_done := event.data.startswith(_END):
+                if event.data.startswith(END):
+                    chunks.is_done = True
                     break
                 data = _object_in(event.data)
                 if data:
@@ -353,7 +351,7 @@ class _Body:
         except Exception:
             if not is_cut:  # a cut may be inside a character or a compressed block
                 raise
-        return _Content.of(chunks, failure, is_done=is_done)
+        return _Content.of(chunks, failure)
 
     def _read_json(self, *, is_cut: bool) -> _Content:
         try:

@@ -20,9 +20,11 @@ the newest versions of both SDKs.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -40,7 +42,9 @@ from lightspan.capture.patch import Patch
 from lightspan.capture.prompt_overrides import reading_of, record_prompt, with_text
 from lightspan.capture.response_observer import as_mapping, observe
 from lightspan.capture.sdks import ANTHROPIC, SDKS, Sdk
+from lightspan.errors import EngineError
 from lightspan.schema import genai_attributes, semconv as c
+from lightspan.schema.genai_attributes import ANSWER_FIELDS
 from lightspan.schema.genai_messages import MAPPING
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import add_client_key
@@ -112,6 +116,11 @@ def _wrap(sdk: Sdk) -> None:
         Patch(owner, "request", partial(wrapper, sdk, owner.request))
         for owner, wrapper in zip(classes, (_sync_wrapper, _async_wrapper), strict=True)
     ]
+    state.sdk_patches[sdk.name] += [
+        Patch(owner, _REPEAT, partial(_repeat_wrapper, getattr(owner, _REPEAT)))
+        for owner in classes
+        if hasattr(owner, _REPEAT)
+    ]
     state.import_hooks.pop(sdk.name, None)
     if (version := str(getattr(sdk.module(), "__version__", ""))).startswith(("0.", "1.")):
         log.warning("lightspan: %s %s is untested: use version 2.0 or later", sdk.name, version)
@@ -142,7 +151,7 @@ def _sync_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Calla
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return original(self, cast_to, options, **kwargs)
-        client, sent = self, call.with_instructions(options)
+        client, sent = self, call.observed(call.with_instructions(options))
         if call.is_redirected:
             try:
                 client, sent = sync_client(sdk, call.origin), call.redirect(self, sent)
@@ -161,7 +170,7 @@ def _async_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Call
         call = _begin(sdk, self, options) if patch.on else None
         if call is None:
             return await original(self, cast_to, options, **kwargs)
-        client, sent = self, call.with_instructions(options)
+        client, sent = self, call.observed(call.with_instructions(options))
         if call.is_redirected:
             try:
                 client = await gateway_clients.async_client(sdk, call.origin)
@@ -174,6 +183,21 @@ def _async_wrapper(sdk: Sdk, original: Callable[..., Any], patch: Patch) -> Call
         return observe(call, result, streamed=bool(kwargs.get("stream")))
 
     return request
+
+
+_REPEAT: Final = "_calculate_retry_timeout"
+"""Name of the method that the clients of both SDKs call before each repetition of a request."""
+_sending: ContextVar[SdkCall | None] = ContextVar("lightspan-sending", default=None)
+"""The call that the SDK is sending; None outside a request."""
+
+
+def _repeat_wrapper(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    def calculate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if patch.on and (call := _sending.get()) is not None:
+            call.repeats += 1
+        return original(self, *args, **kwargs)
+
+    return calculate
 
 
 def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
@@ -247,7 +271,10 @@ def _model_path(sdk: Sdk, options: Any) -> str | None:
 
 
 def _body(options: Any) -> dict[str, Any]:
-    body = dict(options.json_data) if isinstance(options.json_data, MAPPING) else {}
+    data = options.json_data
+    if data is None and isinstance(content := getattr(options, "content", None), bytes):
+        data = json.loads(content)
+    body = dict(data) if isinstance(data, MAPPING) else {}
     if options.extra_json:
         body.update(options.extra_json)
     return body
@@ -279,6 +306,10 @@ class SdkCall:
     """The attempt that was opened for this call alone; None if the call belongs to a larger
     attempt."""
     has_ended: bool = False
+    repeats: int = 0
+    """How often the SDK has sent the request again."""
+    unparsed: Any = None
+    """The answer that the SDK gave to the parser of the app's schema; None if it gave none."""
 
     @property
     def is_redirected(self) -> bool:
@@ -301,8 +332,10 @@ class SdkCall:
         # the attempt, or the process, may end first
         give_up = partial(self.guarded, self.ended, {}, GeneratorExit())
         self.context.scope.recorder.register_pending(self.call_id, give_up)
+        _sending.set(self)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _sending.set(None)
         if error is not None:
             self.guarded(self.ended, None, error)
 
@@ -335,6 +368,21 @@ class SdkCall:
                 "the instructions of a model call could not be replaced", error
             )
             return options
+
+    def observed(self, options: Any) -> Any:
+        """Return a copy of the request whose parser also sets `unparsed`.
+
+        Returns `options` itself if the SDK parses nothing, or if the gateway records the call.
+        """
+        parser = getattr(options, "post_parser", None)
+        if self.is_recorded_elsewhere or not callable(parser):
+            return options
+
+        def parse(answer: Any) -> Any:
+            self.unparsed = answer
+            return parser(answer)
+
+        return options.model_copy(update={"post_parser": parse})
 
     def redirect(self, client: Any, options: Any) -> Any:
         """Return a copy of the request for a clean client, which sends it to the gateway.
@@ -371,7 +419,7 @@ class SdkCall:
 
         Args:
             error: the exception that ended the call; GeneratorExit if the app abandoned the answer.
-            answer: the answer received so far; None to take it from the exception.
+            answer: the answer received so far; None to take `unparsed`.
         """
         is_abandoned = isinstance(error, GeneratorExit)
         self.notify_end(is_abandoned and genai_attributes.has_content(answer or {}))
@@ -390,8 +438,8 @@ class SdkCall:
             if not is_undelivered:
                 return  # the gateway recorded its answer
             outcome = CallOutcome.UNDELIVERED
-        if answer is None:
-            answer = as_mapping(getattr(error, "completion", None))  # of LengthFinishReasonError
+        if answer is None:  # the answer may have arrived, and not fit the app's schema
+            answer = as_mapping(self.unparsed, ANSWER_FIELDS)
         attributes = {c.CALL_OUTCOME: outcome, **genai_attributes.answer_attributes(answer)}
         if is_abandoned:  # which is not an error
             self.record(attributes, SpanStatus.UNSET)
@@ -431,7 +479,7 @@ class SdkCall:
         """Record the end of the call, unless the gateway records it. Only the first end counts.
 
         Args:
-            answer: the answer received so far; None to take it from the error.
+            answer: the answer received so far; None to take `unparsed`.
             error: the error that ended the answer; None if the answer is complete.
             irregular_field: name of a field whose streamed parts may have been put together wrong;
                 empty if there is none. If there is one, the attempt is not trained.
@@ -439,6 +487,12 @@ class SdkCall:
         if self.has_ended:
             return
         self.has_ended = True
+        is_ours = error is None and not self.is_recorded_elsewhere
+        problem = genai_attributes.problem_of(answer or {}) if is_ours else ""
+        if problem and answer and (answer.get("error") or answer.get("status") == "failed"):
+            error = EngineError(problem)
+        elif problem:
+            self.add_capture_error("recorded", EngineError(problem))
         if irregular_field:
             self.context.scope.recorder.add_capture_error(
                 f"a model's answer may be recorded wrong: its streamed {irregular_field!r} is "
@@ -469,6 +523,7 @@ class SdkCall:
             c.AGENT_PATH: self.path,
             c.CALL_ID: self.call_id,
             c.ROUTE: str(self.target.route),
+            c.CALL_REPEATS: self.repeats or None,
         }
         if not self.is_redirected:
             # Only the host and the port of the app's base URL: its other parts may contain a key.

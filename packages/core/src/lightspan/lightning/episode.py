@@ -142,6 +142,8 @@ class Episode:
     outcome: Outcome | None
     message: str = ""
     """Error message."""
+    runner: str = ""
+    """Name of the runner, which ends with its host and process id; of production, the service."""
     capture_errors: tuple[str, ...] = ()
     """Errors of the recording; an episode with such an error is never trained."""
     reward: float | None = None
@@ -260,6 +262,7 @@ def build_episode(
         status=attempt.status,
         outcome=attempt.outcome,
         message=attempt.message,
+        runner=attempt.runner_id,
         capture_errors=tuple(attempt.capture_errors),
         reward=value,
         dimensions=dimensions,

@@ -191,7 +191,7 @@ class AttemptRun:
                 timer.cancel()
         if isinstance(value, _Raised):
             return self._failed(scope, value.error)
-        return result_of(value)
+        return result_of(value, self._runner.config.app)
 
     def _failed(self, scope: AttemptContext, error: BaseException) -> AttemptResult:
         span = self._span(

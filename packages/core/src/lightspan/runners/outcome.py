@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from lightspan.capture.call_errors import describe_request, error_code, is_unreachable
-from lightspan.errors import RewardError
+from lightspan.errors import LightspanError, RewardError
 from lightspan.runners.command.reward import ProgramError
+from lightspan.runners.stack_location import describe_stack, error_stack
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import Reward, parse_reward
 from lightspan.schema.semconv import CONTEXT_OVERFLOW
@@ -38,10 +39,10 @@ STOPPED: Final = AttemptResult(AttemptStatus.LOST, Outcome.CANCELLED, "stopped",
 attempt uses up no try."""
 
 
-def result_of(value: Any) -> AttemptResult:
+def result_of(value: Any, app: str = "") -> AttemptResult:
     """Return the result of an attempt whose app returned `value`.
 
-    If `value` is no valid reward, the attempt has failed.
+    If `value` is no valid reward, the attempt has failed, and the message names the app `app`.
     """
     try:
         return AttemptResult(AttemptStatus.SUCCEEDED, Outcome.OK, reward=parse_reward(value))
@@ -49,7 +50,8 @@ def result_of(value: Any) -> AttemptResult:
         reason = text_of(error)
     except BaseException as error:  # float() and repr() of the app's object may raise anything
         reason = f"a reward that cannot be read: {type(error).__name__}: {text_of(error)}"
-    return AttemptResult(AttemptStatus.FAILED, Outcome.BAD_REWARD, f"the app returned: {reason}")
+    message = f"the app returned: {reason}{f' ({app:.80})' if app else ''}"
+    return AttemptResult(AttemptStatus.FAILED, Outcome.BAD_REWARD, message)
 
 
 def classify(error: BaseException, gateway_url: str | None, caller: str = "") -> AttemptResult:
@@ -65,6 +67,8 @@ def classify(error: BaseException, gateway_url: str | None, caller: str = "") ->
         status = _ENDS.get(error.outcome, AttemptStatus.FAILED)
         return AttemptResult(status, error.outcome, text_of(error))
     message = _describe(error)
+    if isinstance(error, LightspanError):  # the traceback ends in lightspan's own code
+        message += f" ({describe_stack(error_stack(error))})"
     # An app may catch the gateway's error and raise its own, so the causes are searched.
     for cause in _causes(error):
         try:

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -146,7 +147,8 @@ async def _work(plan: RunnerPlan, app: App, name: str, parent_pipe: Connection) 
         return
     shared = {name: getattr(plan, name) for name in RunnerSettings.__struct_fields__}
     relay = relay_url(plan.store_url) if plan.elsewhere else ""
-    config = RunnerConfig(**shared, app=plan.app, name=name, has_watchdog=True, relay=relay)
+    place = f"{name}-{socket.gethostname()}-{os.getpid()}"
+    config = RunnerConfig(**shared, app=plan.app, name=place, has_watchdog=True, relay=relay)
     async with store:
         runner = Runner(store, app, config, parent.report)
         parent.attach(runner)

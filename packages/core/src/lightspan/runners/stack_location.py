@@ -49,6 +49,11 @@ def frame_stack(frame: FrameType | None) -> list[FrameSummary]:
     return StackSummary.extract(traceback.walk_stack(frame))
 
 
+def error_stack(error: BaseException) -> list[FrameSummary]:
+    """Return the locations through which an exception was raised, innermost first."""
+    return list(StackSummary.extract(traceback.walk_tb(error.__traceback__)))[::-1]
+
+
 def coroutine_stack(coroutine: Any) -> list[FrameSummary]:
     """Return the lines at which a coroutine and the coroutines that it awaits are waiting.
 

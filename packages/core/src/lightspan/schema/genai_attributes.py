@@ -14,6 +14,10 @@ from lightspan.schema import anthropic_messages, genai_messages, openai_response
 from lightspan.schema.genai_messages import MAPPING, joined_text, mappings_in
 from lightspan.schema.spans import Attributes
 
+END: Final = "[DONE]"
+"""Text of the event with which OpenAI's streams of chats end."""
+CUT: Final = "the stream ended before the answer: it has no finish reason"
+"""Message about a stream that has ended although its answer is not `complete`."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -30,6 +34,8 @@ class StreamedAnswer:
         self.irregular_field = ""
         """The first field that clients assemble in different ways, such as `tool_calls.id`; empty
         if there is none."""
+        self.is_done = False
+        """Whether the event `END` has arrived."""
         self._requested = choices
         self._events: (
             openai_responses.StreamedResponse | anthropic_messages.StreamedMessage | None
@@ -69,12 +75,15 @@ class StreamedAnswer:
         whole = self._choices.setdefault(int(choice.get("index") or 0), new)
         delta = choice.get("delta") or {}
         content = delta.get("content", choice.get("text"))  # of a chat, of a text completion
+        if content is None:
+            content = (delta.get("audio") or {}).get("transcript")
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         texts = {"content": content, "refusal": delta.get("refusal"), "reasoning_content": thought}
         for name, value in texts.items():
             if text := self._text(value, name):
                 whole["message"][name] = whole["message"].get(name, "") + text
-        for call in delta.get("tool_calls") or ():
+        first = [{"index": 0, "function": call} for call in [delta.get("function_call")] if call]
+        for call in (*(delta.get("tool_calls") or ()), *first):
             self._add_call(whole["calls"], call)
         if choice.get("finish_reason"):
             whole["finish_reason"] = choice["finish_reason"]
@@ -88,7 +97,8 @@ class StreamedAnswer:
         return joined_text(value) or genai_messages.dump_json(value)
 
     def _add_call(self, calls: dict[int, dict[str, Any]], delta: Mapping[str, Any]) -> None:
-        index, function = _call_index(calls, delta), delta.get("function") or {}
+        index = _call_index(calls, delta)
+        function = delta.get("function") or delta.get("custom") or {}
         is_next = index in calls or index == len(calls)
         # without an index, clients that merge by it join all calls
         if not is_next or not isinstance(delta.get("index"), int | None if index == 0 else int):
@@ -103,18 +113,19 @@ class StreamedAnswer:
             name = "" if name == whole["name"] else name
         call["id"] = call["id"] or delta.get("id")
         whole["name"] += name
-        whole["arguments"] += self._text(function.get("arguments"), "tool_calls.function")
+        arguments = function.get("arguments", function.get("input"))
+        whole["arguments"] += self._text(arguments, "tool_calls.function")
 
     @property
     def complete(self) -> bool:
-        """Whether every requested choice has ended.
+        """Whether the stream has been marked as ended, or every requested choice has.
 
         After that a stream may still bring the token usage, but no more text.
         """
         if self._events is not None:
-            return self._events.ended
+            return self.is_done or self._events.ended
         ended = [whole for whole in self._choices.values() if whole.get("finish_reason")]
-        return len(ended) >= max(self._requested, len(self._choices))
+        return self.is_done or len(ended) >= max(self._requested, len(self._choices))
 
     def answer(self) -> dict[str, Any]:
         """Return the answer received so far, in the form that it would have without streaming."""
@@ -142,6 +153,21 @@ def _has_halves(answer: Mapping[str, Any]) -> bool:
 def has_content(answer: Mapping[str, Any]) -> bool:
     """Return whether `answer` has a choice, an output item or a content block."""
     return any(answer.get(key) for key in ("choices", "output", "content"))
+
+
+def problem_of(answer: Mapping[str, Any]) -> str:
+    """Return why a whole answer of an endpoint is none, as a message; empty if it is one.
+
+    A response or a message may have no content. A response may have failed, or be made in the
+    background.
+    """
+    status, error = answer.get("status"), answer.get("error")
+    if error or (isinstance(status, str) and status not in ("completed", "incomplete")):
+        message = error.get("message") if isinstance(error, MAPPING) else error
+        return f"the answer is no completion: {message or f'its status is {status!r}'}"
+    if answer.get("choices") or "output" in answer or "content" in answer:
+        return ""
+    return "the answer has no choices, output or content"
 
 
 def _call_index(calls: Mapping[int, Mapping[str, Any]], delta: Mapping[str, Any]) -> int:
@@ -198,7 +224,7 @@ def request_attributes(body: Mapping[str, Any]) -> Attributes:
     if prompt is not None:
         messages = prompt if isinstance(prompt, list | tuple) else [prompt]
         attributes[c.INPUT_MESSAGES] = genai_messages.dump(messages)
-    tools = body.get("tools")
+    tools = body.get("tools") or body.get("functions")
     if tools:
         if dialect is not None and isinstance(tools, list | tuple):
             tools = dialect.tools_to_chat(tools)
@@ -218,13 +244,13 @@ def _prompts_of(prompt: Any) -> list[dict[str, Any]]:
 
 
 ANSWER_FIELDS: Final[dict[str, Any]] = {
-    **dict.fromkeys(("id", "model", "usage", "prompt_token_ids"), True),
+    **dict.fromkeys(("id", "model", "usage", "prompt_token_ids", "error"), True),
     "choices": {"__all__": {"index", "message", "text", "finish_reason", "token_ids"}},
     **dict.fromkeys(("output", "status", "incomplete_details"), True),  # of a response
     **dict.fromkeys(("type", "content", "stop_reason"), True),  # of a message
 }
-"""The fields of an answer that `answer_attributes` reads, in the form of pydantic's `include`.
-Fields that it does not read, such as log-probabilities, may be many times as long."""
+"""The fields of an answer that `answer_attributes` and `problem_of` read, in the form of pydantic's
+`include`. Other fields, such as log-probabilities, may be many times as long."""
 
 
 def answer_attributes(answer: Mapping[str, Any]) -> Attributes:

@@ -103,6 +103,7 @@ def _to_parts(message: Any) -> dict[str, Any]:
     parts = [{"type": "reasoning", "content": thought}] if isinstance(thought, str) else []
     parts += _content_parts(message.get("content"))
     parts += map(_call_part, mappings_in(message.get("tool_calls")))
+    parts += map(_call_part, mappings_in([message.get("function_call")]))  # of the first API
     if isinstance(message.get("refusal"), str):
         parts.append({"type": "text", "content": message["refusal"]})
     audio = message.get("audio")
@@ -175,14 +176,13 @@ def _result(content: Any) -> Any:
 
 
 def _call_part(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        function = {}
+    function = call.get("function") or call.get("custom")  # a custom tool has one text as `input`
+    function = function if isinstance(function, MAPPING) else call
     return {
         "type": "tool_call",
         "id": call.get("id"),
         "name": function.get("name"),
-        "arguments": _arguments(function.get("arguments")),
+        "arguments": _arguments(function.get("arguments", function.get("input"))),
     }
 
 

@@ -28,6 +28,7 @@ OTHER_TEXT: Final = "the text is not one that was found before"
 ASKS: Final = "the agent asks for its text by name (lightspan.prompt)"
 NEW_AGENT: Final = "the agent made no call in the first evaluation"
 OTHER_PROMPT: Final = "the app gives another text than in the first evaluation"
+OTHER_TEXTS: Final = (OTHER_TEXT, OTHER_PROMPT)
 
 _ROLES: Final = ("system", "developer")
 _PARTS: Final = ("text", "input_text")

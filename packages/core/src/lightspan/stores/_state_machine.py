@@ -213,17 +213,19 @@ def cancel(tables: Tables, rollout_ids: Sequence[str], now: float) -> list[bool]
 def mark_damaged(tables: Tables, items: Sequence[tuple[str, str]]) -> list[None]:
     """Add capture errors to attempts; each item is an (attempt id, error message).
 
-    An error that the attempt already has is not added again.
+    A new error is a change of the rollout. An error that the attempt already has is not added.
 
     Raises:
         NotFoundError: an attempt is unknown.
     """
-    attempts = find_attempts(tables, [attempt_id for attempt_id, _ in items])
+    before = find_attempts(tables, [attempt_id for attempt_id, _ in items])
+    attempts = dict(before)
     for attempt_id, reason in items:
-        before = attempts[attempt_id]
-        errors = _union(before.capture_errors, [reason])
-        attempts[attempt_id] = replace(before, capture_errors=errors)
-    tables.update_attempts(list(attempts.values()))
+        errors = _union(attempts[attempt_id].capture_errors, [reason])
+        attempts[attempt_id] = replace(attempts[attempt_id], capture_errors=errors)
+    changed = [attempt for attempt in attempts.values() if attempt != before[attempt.attempt_id]]
+    tables.update_attempts(changed)
+    touch(tables, [attempt.attempt_id for attempt in changed])
     return [None] * len(items)
 
 

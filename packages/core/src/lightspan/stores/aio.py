@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from lightspan import child_processes
+from lightspan.errors import AppError, RewardError
 from lightspan.schema import clock
 
 T = TypeVar("T")
@@ -85,6 +86,8 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
 
     try:
         return asyncio.run(main())
+    except (AppError, RewardError) as error:  # whose traceback would show lightspan alone
+        raise error.with_traceback(None) from error.__cause__
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and not interrupt_number:
             raise

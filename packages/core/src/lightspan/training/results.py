@@ -19,6 +19,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Routing
+from lightspan.schema.system_prompts import OTHER_TEXTS
 from lightspan.schema.validation import is_number
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
 
@@ -61,6 +62,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Reward of failures at the time; None if they were unscored."""
     lowest_reward: float = 0.0
     """Lowest reward of the run so far, of training too; 0 if none was negative."""
+    own_text: int = 0
+    """Number of tasks on which a text of the app was sent that a learned one replaces, because it
+    is another than the run has read: the app was changed, or has several."""
 
     @classmethod
     def of(
@@ -102,6 +106,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],
             failure_reward=failure_reward,
             lowest_reward=lowest_reward,
+            own_text=sum(
+                any(s.attributes.get(c.PROMPT_REASON) in OTHER_TEXTS for s in episode.spans)
+                for episode in episodes
+            ),
         )
 
     def restated(self, failure_reward: float | None) -> Evaluation:
@@ -138,11 +146,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of tasks that are unscored, failed or without a call of the policy.
-
-        The keys describe them.
-        """
-        return {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
+        """Numbers of tasks that are unscored, failed or not comparable; the keys describe them."""
+        counts = {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
+        return counts | {OWN_TEXT: self.own_text}
 
     def metrics(self) -> dict[str, Json]:
         """Return the metrics of the evaluation for `metrics.jsonl`.
@@ -155,6 +161,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         more = {"weights": self.weights, "mean_without_failures": others}
         more |= {"failed_scored": len(self.failures_scored) or None}
         more |= {"policy_calls": self.policy_calls, "silent": self.silent or None}
+        more |= {"own_text": self.own_text or None}
         counts = {"unscored": self.unscored, "failed": self.failed, **self.dimensions}
         shown = {name: value for name, value in more.items() if value is not None}
         return {**msgspec.to_builtins(self.interval), **counts, **shown}
@@ -194,6 +201,8 @@ _DEFAULT: Final = "its endpoint's own"
 _UNDELIVERED: Final = ":undelivered"
 SILENT: Final = "without a call of the policy"
 """Description of rollouts that asked the policy nothing, after their number."""
+OWN_TEXT: Final = "without a learned text, because the app's own is not the one of the search"
+"""Description of rollouts in which the app's text was not replaced, after their number."""
 
 
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
@@ -227,6 +236,8 @@ class Outcomes(NamedTuple):
     """Rollouts that the app finished without a call of a trained policy; they teach nothing."""
     rejected: int = 0
     """Other calls of agents to train in scored rollouts that are not trained."""
+    lost_attempts: int = 0
+    """Attempts whose runner or endpoint was lost, and that were run again."""
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> Outcomes:
@@ -246,8 +257,9 @@ class Outcomes(NamedTuple):
         calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
         rejected = sum(v for k, v in calls if not k.endswith((":unscored", _UNDELIVERED)))
         undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
-        silent = sum(v for k, v in items if k == "silent")
-        return cls(rollouts, rollouts - scored, failed, *map(int, (undelivered, silent, rejected)))
+        silent, repeats = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
+        more = map(int, (undelivered, silent, rejected, repeats))
+        return cls(rollouts, rollouts - scored, failed, *more)
 
     @property
     def problems(self) -> str:
@@ -257,6 +269,7 @@ class Outcomes(NamedTuple):
         """
         counts = {"unscored": self.unscored, "failed": self.failed, SILENT: self.silent}
         calls = {"undelivered answers": self.undelivered, "rejected calls": self.rejected}
+        calls |= {"lost attempts, run again": self.lost_attempts}
         return counted(counts | calls)
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
-from lightspan.lightning.rollout_checks import RolloutChecks
+from lightspan.lightning.rollout_checks import ENOUGH_TASKS, RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
@@ -361,11 +361,16 @@ class Session:
             tasks: tasks to run.
             weights: step of the loaded weights, if earlier than the current step; else None.
         """
-        episodes = await self.rollouts(tasks, 1, Mode.VAL)
+        # Of a new run a few tasks come first, so that a wrong name in `optimize=` ends it early.
+        is_first = bool(self._routing.rules) and not self._rollout_checks.agents_checked
+        count = ENOUGH_TASKS if is_first and self.state.step == 0 else 0
+        parts = [part for part in (tasks[:count], tasks[count:]) if part]
+        episodes = [e for part in parts for e in await self.rollouts(part, 1, Mode.VAL)]
         clusters = clusters_of(tasks, self.settings.cluster)
         step, failed = self.state.step, self._failure_reward
         lowest = min(self.state.lowest_reward, failed or 0.0)
-        return Evaluation.of(step, episodes, self._routing, weights, clusters, failed, lowest)
+        done = Evaluation.of(step, episodes, self._routing, weights, clusters, failed, lowest)
+        return done.restated(failed)
 
     @property
     def _failure_reward(self) -> float | None:

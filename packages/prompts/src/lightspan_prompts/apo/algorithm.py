@@ -64,8 +64,8 @@ class APO(PromptSearch):
             choice depends on held-out tasks.
         significance: the best candidate is chosen only if its gain on the selection split is
             unlikely to be chance; otherwise the initial prompts are kept. This is the maximum
-            probability of chance (t-tests over the tasks, corrected for the number of candidates).
-            None to choose the best candidate in any case.
+            probability of chance (a permutation test over the tasks, corrected for the number of
+            candidates). None to choose the best candidate in any case.
         perfect_reward: reward at which a task counts as solved: the highest reward that there is,
             which is above 1 on a scale such as 1 to 5. None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. If all tasks of

@@ -58,8 +58,9 @@ class GEPA(PromptSearch):
             or the initial prompts if they are better. With 0 the first run decides.
         merge: also combine two candidates, if there are several prompts.
         significance: probability above which the best candidate's gain on the selection split is
-            taken for chance (t-tests over its tasks, corrected for the number of candidates). The
-            initial prompts are kept then. None to choose the best candidate in any case.
+            taken for chance (a permutation test over its tasks, corrected for the number of
+            candidates). The initial prompts are kept then. None to choose the best candidate in any
+            case.
         perfect_reward: reward at which a task counts as solved: the highest reward that there is,
             which is above 1 on a scale such as 1 to 5. None if there is no such reward.
             The search ends if a candidate solves every task of the selection split. No reflection

@@ -19,7 +19,7 @@ from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.resources import Resources
-from lightspan.schema.system_prompts import OTHER_PROMPT, OTHER_TEXT
+from lightspan.schema.system_prompts import OTHER_TEXTS
 from lightspan.training.jsonl_log import append, read_bytes
 from lightspan_prompts.endpoint_client import Answer, EndpointClient, is_refusal
 from lightspan_prompts.pricing import Price
@@ -506,7 +506,7 @@ class Evaluator:
         kept = {reason for one in evidence for reason in one.kept}
         for name in sorted(self._unchecked):
             path = self._sent_name(name)
-            why = [w for w in (OTHER_PROMPT, OTHER_TEXT) if f"{path}: {w}" in kept]
+            why = [w for w in OTHER_TEXTS if f"{path}: {w}" in kept]
             if path in sent:
                 self._unchecked.remove(name)
             elif why:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
-from statistics import fmean, variance
+from statistics import fmean
+from typing import Final
 
 import msgspec
 
 from lightspan_prompts.search.candidates import Candidate, SearchResult
+
+MAX_SIGNS: Final = 14
+"""Maximum number of gains of which all signs are enumerated."""
+DRAWS: Final = 20_000
+"""Number of signs that are drawn for more gains."""
 
 
 def judged(found: SearchResult, significance: float | None) -> SearchResult:
@@ -40,25 +47,13 @@ def judged(found: SearchResult, significance: float | None) -> SearchResult:
 def chance_of(candidates: Sequence[Candidate], best: int) -> float:
     """Return the probability of the best candidate's gain if all prompts were equally good.
 
-    Two one-sided t-tests over the tasks for which both have a reward are made: one of the
-    differences per task, and one of the two groups of rewards (Welch). The lower probability is
-    corrected for the number of candidates and for the second test (Šidák). With few tasks it has a
-    lower limit, because a t-test of rewards without variance gives 0.
+    It is that of a permutation test (`sign_flip_tail`) over the tasks for which both have a reward,
+    corrected for the number of candidates that were compared with the first (Šidák). With n tasks
+    it is at least 2^-n, so few tasks cannot tell any gain from chance.
     """
     before, after = _rewards(candidates[0]), _rewards(candidates[best])
-    tasks = before.keys() & after.keys()
-    if len(tasks) < 2:
-        return 1.0
-    one, two = [before[task] for task in tasks], [after[task] for task in tasks]
-    pairs = [b - a for a, b in zip(one, two, strict=True)]
-    count = len(tasks)
-    gain = fmean(pairs)
-    paired = _tail(gain, variance(pairs) / count, count - 1)
-    parts = [variance(one) / count, variance(two) / count]
-    spread = math.fsum(part**2 for part in parts)
-    freedom = math.fsum(parts) ** 2 * (count - 1) / spread if spread else count - 1
-    chance = max(min(paired, _tail(gain, math.fsum(parts), int(freedom))), 4.0**-count)
-    return -math.expm1(len(candidates) * math.log1p(-min(chance, 1 - 1e-12)))
+    gains = [after[task] - before[task] for task in sorted(before.keys() & after.keys())]
+    return 1 - (1 - sign_flip_tail(gains)) ** (len(candidates) - 1)
 
 
 def _rewards(candidate: Candidate) -> Mapping[str, float]:
@@ -69,32 +64,34 @@ def _rewards(candidate: Candidate) -> Mapping[str, float]:
     return {task: fmean(pair) for task, pair in scored.items() if pair}
 
 
-def _tail(mean: float, squared_error: float, freedom: int) -> float:
-    """Return the probability of a mean of at least `mean` in a t-test, if the true mean is 0."""
-    if mean <= 0:
-        return 1.0
-    if squared_error == 0:
-        return 0.0
-    return student_tail(mean / math.sqrt(squared_error), freedom)
+def sign_flip_tail(gains: Sequence[float]) -> float:
+    """Return the probability of a sum of at least that of `gains` if each sign is a coin's.
 
+    If two prompts are equally good on a task, a gain and the loss of the same size are equally
+    probable (Fisher 1935, The Design of Experiments, chapter 3). Up to `MAX_SIGNS` gains other than
+    0, all signs are enumerated. Beyond that, `DRAWS` signs are drawn, always the same ones, and the
+    observed signs count as one more draw.
 
-def student_tail(t: float, freedom: int) -> float:
-    """Return the probability that a value of Student's t-distribution is above `t`.
-
-    `t` is at least 0. The formulas are those of Abramowitz and Stegun, 26.7.3 and 26.7.4.
+    Args:
+        gains: difference of the two rewards of each task.
     """
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(angle)
-    if freedom % 2:
-        term, total = cosine, 0.0
-        for n in range(3, freedom + 1, 2):
-            total += term
-            term *= cosine**2 * (n - 1) / n
-        inside = 2 / math.pi * (angle + math.sin(angle) * total)
-    else:
-        term, total = 1.0, 0.0
-        for n in range(2, freedom + 1, 2):
-            total += term
-            term *= cosine**2 * (n - 1) / n
-        inside = math.sin(angle) * total
-    return max(0.0, (1 - inside) / 2)
+    changes = [gain for gain in gains if gain]
+    if math.fsum(changes) <= 0:
+        return 1.0
+    observed = math.fsum(changes) - 1e-9 * math.fsum(map(abs, changes))  # rounding breaks no tie
+    if len(changes) <= MAX_SIGNS:
+        sums = _signed_sums(changes)
+        return sum(one >= observed for one in sums) / len(sums)
+    rng, size = random.Random(0), MAX_SIGNS
+    parts = [_signed_sums(changes[n : n + size]) for n in range(0, len(changes), size)]
+    draws = zip(*(rng.choices(part, k=DRAWS) for part in parts), strict=True)
+    hits: int = sum(sum(one) >= observed for one in draws)
+    return (hits + 1) / (DRAWS + 1)
+
+
+def _signed_sums(values: Sequence[float]) -> list[float]:
+    """Return the sums of `values` with all combinations of signs."""
+    sums = [0.0]
+    for value in values:
+        sums = [one + sign * value for one in sums for sign in (1, -1)]
+    return sums

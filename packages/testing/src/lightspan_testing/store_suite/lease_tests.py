@@ -225,6 +225,18 @@ class LeaseTests(StoreTests):
         with pytest.raises(NotFoundError, match="at-nobody"):
             await store.mark_damaged("at-nobody", "reason")
 
+    async def test_damage_is_a_change_of_its_rollout(self, store: Store) -> None:
+        attempt = await start(store)
+        for is_sealed in (False, True):
+            for number, changes in enumerate((["ro-1"], [], ["ro-1"])):
+                cursor = (await store.watch()).cursor
+                await store.mark_damaged(attempt.attempt_id, f"{is_sealed} {number // 2}")
+                rollouts = (await store.watch(cursor)).rollouts
+                assert [each.rollout.rollout_id for each in rollouts] == changes
+                rows = (await store.summaries(after=cursor)).rows
+                assert [each.rollout_id for each in rows] == changes
+            await store.report([make_report(attempt)])
+
     async def test_what_is_to_be_run_alone_waits_for_its_run(self, store: Store) -> None:
         attempt = await start(store, run_id="a")
         await store.report([make_report(attempt, AttemptStatus.LOST, alone=True)])
