@@ -26,11 +26,13 @@ difference between engine and learner would count twice:
 - *decoupled*: π_old is the learner's own score from before the update;
   loss = w · L(π/π_old) with w = min(π_old/π_behaviour, C) (truncated importance sampling), of the
   token, or of the call: w = min(Π π_old/π_behaviour, C) over its tokens. verl calls these
-  `rollout_is: token` and `rollout_is: sequence`.
+  `rollout_is: token` and `rollout_is: sequence`. Calls with Π π_old/π_behaviour above a bound can
+  be left out (`call_kept`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -207,6 +209,24 @@ def call_importance_weight(
     logs = _sums(old_logprobs - behaviour_logprobs, calls)
     weights = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
     return weights.to(old_logprobs.dtype)
+
+
+def call_kept(
+    old_logprobs: Tensor, behaviour_logprobs: Tensor, calls: Tensor, bound: float
+) -> Tensor:
+    """Return for each token 1 if Π π_old/π_behaviour over its call is at most `bound`, else 0.
+
+    Calls above the bound get no gradient. TRL 1.16 does so by default with vLLM
+    (`vllm_importance_sampling_mode="sequence_mask"`, bound 3). verl calls it rejection sampling.
+
+    Args:
+        old_logprobs: log π_old of each token.
+        behaviour_logprobs: log π_behaviour of each token.
+        calls: number of each token's call, from 0.
+        bound: maximum ratio of a call.
+    """
+    logs = _sums(old_logprobs - behaviour_logprobs, calls)
+    return (logs <= math.log(bound)).to(old_logprobs.dtype)
 
 
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimator) -> Tensor:

@@ -96,8 +96,8 @@ class SelectedTokens:
     def add_call_values(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
         """Compute the inputs of the loss that are the same for all tokens of a call.
 
-        These are GSPO's ratio and the importance weight of a call. They must be computed before the
-        first chunk, because a call's tokens may be in several chunks.
+        These are GSPO's ratio, the importance weight of a call and whether it is masked. They must
+        be computed before the first chunk, because a call's tokens may be in several chunks.
 
         Args:
             loss: the loss's settings.
@@ -116,6 +116,9 @@ class SelectedTokens:
         if loss.importance_level == "sequence" and loss.importance_cap is not None:
             importance = losses.call_importance_weight(old, behaviour, calls, loss.importance_cap)
             self.values = self.values._replace(call_importance=importance)
+        if loss.importance_mask is not None:
+            kept = losses.call_kept(old, behaviour, calls, loss.importance_mask)
+            self.values = self.values._replace(call_kept=kept)
 
     def by_row(self, values: Tensor) -> list[list[float]]:
         """Split the values of the N tokens into a list per row."""

@@ -53,6 +53,7 @@ from lightspan_torch.engine.weights import (
     avoid_cudnn_attention,
     check_device,
     load_model,
+    numerics,
 )
 from lightspan_torch.learner.checkpoint import (
     FORMAT,
@@ -107,6 +108,7 @@ CAPABILITIES: Final = LearnerCapabilities(
     values=True,
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
+    importance_mask=True,
 )
 
 
@@ -199,11 +201,12 @@ class TorchLearner(Learner):
         self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → (last published version, number of optimiser steps at that time)."""
+        self._numerics = numerics(model.plain for model in self._models.values())
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
 
     @property
     def capabilities(self) -> LearnerCapabilities:
-        return CAPABILITIES
+        return msgspec.structs.replace(CAPABILITIES, numerics=self._numerics)
 
     def policies(self) -> list[str]:
         return list(self._models)
