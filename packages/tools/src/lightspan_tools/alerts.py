@@ -52,6 +52,9 @@ MAX_GAP: Final = 0.05
 """Mean difference of log-probabilities between engine and learner above which a note is printed.
 Rounding causes much smaller differences; a larger one means that their models differ.
 """
+MAX_CORRECTED_GAP: Final = 0.2
+"""The same if the tokens are weighted by the ratio of learner and engine. A larger difference means
+that the engine samples from other weights."""
 MANY_SILENT: Final = 0.25
 """Share of a step's rollouts without a call of the policy from which an alert is raised."""
 MANY_REJECTED: Final = 0.2
@@ -335,13 +338,22 @@ def update_notes(line: Line) -> list[str]:
     # null stands for NaN or infinity, which JSON lacks
     numbers = {name: math.nan if value is None else value for name, value in line.items()}
     gap = numbers.get("learner/logprob_gap_mean", 0.0)
-    if numbers.get("learner/fresh_tokens") and not gap <= MAX_GAP:  # NaN too
+    is_corrected = "learner/engine_ratio_truncated" in numbers
+    most = MAX_CORRECTED_GAP if is_corrected else MAX_GAP
+    if numbers.get("learner/fresh_tokens") and not gap <= most:  # NaN too
+        remedy = (
+            ""
+            if is_corrected
+            else (
+                ", or weigh the tokens with loss=PolicyLoss(importance_cap=2.0); if it stays above "
+                f"{MAX_CORRECTED_GAP}, stop the run: the engine samples from other weights than those "
+                "that are trained"
+            )
+        )
         notes.append(
             f"engine and learner disagree: log-probabilities of the same tokens differ by "
-            f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is "
-            "biased. Compare their dtypes and attention implementations, or weigh the tokens with "
-            "loss=PolicyLoss(importance_cap=2.0); if it stays above 0.2, stop the run: the engine "
-            "samples from other weights than those that are trained"
+            f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is biased. "
+            f"Compare their dtypes and attention implementations{remedy}"
         )
     if skipped := numbers.get("learner/skipped", 0.0):
         were = "update was" if skipped == 1 else "updates were"

@@ -110,6 +110,20 @@ def _unweighted(learner: Tensor, engine: Tensor, kept: Tensor) -> Tensor:
     return table.grad
 
 
+def test_forced_tokens_do_not_change_the_ratio_of_gspo() -> None:
+    """An answer has the same ratio with and without tokens that a grammar forces into it."""
+    new, old = logprobs(logits(1, 1.0)), logprobs(logits(2, 1.0))
+    plain = losses.call_ratios(new, old, CALLS)
+    zeros = torch.zeros(9, 5).double()
+    calls = torch.arange(9).repeat_interleave(7)
+    forced = torch.tensor([False, False, *[True] * 5]).repeat(9)
+    wide = [torch.cat([logs.view(9, 2), zeros], 1).flatten() for logs in (new, old)]
+    ratios = losses.call_ratios(*wide, calls, forced)
+    torch.testing.assert_close(ratios.view(9, 7)[:, :2].flatten(), plain)
+    diluted = losses.call_ratios(*wide, calls)
+    assert torch.all((diluted.log().abs() < ratios.log().abs()) | (ratios == 1))
+
+
 def test_the_weight_of_a_call_without_a_cap_gives_the_gradient_of_the_expected_reward() -> None:
     """Check against ∇ Σ π(y) A(y), which knows nothing of the engine."""
     learner, engine = logits(7, 1.0), logits(8, 1.0)

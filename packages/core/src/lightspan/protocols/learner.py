@@ -108,9 +108,10 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     form: LossForm = "clip"
-    """`clip`: PPO's loss, with a ratio per token. `gspo`: one clipped ratio per call (one more
-    forward pass). `cispo`: a ratio per token; clipping bounds the token's weight and never removes
-    its gradient."""
+    """`clip`: PPO's loss, with a ratio per token. `gspo`: one clipped ratio per call, the geometric
+    mean over its tokens without those that a grammar forces (one more forward pass). `cispo`: a
+    ratio per token; clipping bounds the token's weight and never removes its gradient. The papers'
+    means over sequences (GSPO) and tokens (CISPO) are `LightningRL(weight=)`."""
     clip_low: float = _OF_FORM
     """The ratio's lower bound is 1 - `clip_low`; 1 means no bound. The default depends on `form`
     (`FORM_DEFAULTS`).
@@ -122,10 +123,12 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Bound of the ratio for negative advantages, with form `clip`; None for no bound. Default:
     3."""
     kl: float = 0.0
-    """Weight of the KL divergence from the starting weights."""
+    """Weight of a KL divergence between the policy and the starting weights; `kl_estimator` decides
+    of which."""
     kl_estimator: KLEstimator = "k3"
-    """`k2` has the gradient of the KL divergence of the policy from the start. `k3` has that of the
-    start from the policy. There is no `k1`, because its gradient as a loss is noise around 0.
+    """`k2` has the gradient of KL(policy‖start), the reverse KL of RLHF. `k3`, the term of GRPO
+    (arXiv 2402.03300), has that of KL(start‖policy), although its value estimates KL(policy‖start).
+    There is no `k1`, because its gradient as a loss is noise around 0.
     """
     entropy: float = 0.0
     """Weight of the entropy bonus."""

@@ -111,7 +111,7 @@ class SelectedTokens:
         behaviour = self.values.behaviour
         old = behaviour if self.values.old is None else self.values.old
         if loss.form == "gspo":
-            ratios = losses.call_ratios(logprobs(), old, calls)
+            ratios = losses.call_ratios(logprobs(), old, calls, self._forced())
             self.values = self.values._replace(call_ratios=ratios)
         if loss.importance_level == "sequence" and loss.importance_cap is not None:
             importance = losses.call_importance_weight(old, behaviour, calls, loss.importance_cap)
@@ -119,6 +119,16 @@ class SelectedTokens:
         if loss.importance_mask is not None:
             kept = losses.call_kept(old, behaviour, calls, loss.importance_mask)
             self.values = self.values._replace(call_kept=kept)
+
+    def _forced(self) -> Tensor | None:
+        """Return [N] True for each token that was the only one its grammar allowed.
+
+        None if no row has a grammar.
+        """
+        if self._allowed is None:
+            return None
+        sizes = (~forbidden(self._allowed, 8 * self._allowed.shape[-1])).sum(-1)
+        return (sizes == 1)[self._kind]
 
     def by_row(self, values: Tensor) -> list[list[float]]:
         """Split the values of the N tokens into a list per row."""
