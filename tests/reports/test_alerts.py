@@ -270,6 +270,16 @@ def test_a_run_that_redoes_its_last_step_in_the_same_process_is_read_anew(tmp_pa
             "loss=PolicyLoss(importance_cap=2.0); if it stays above 0.2, stop the run",
         ),
         ({"logprob_gap_mean": None, "fresh_tokens": 9.0}, 1, "differ by nan"),
+        (
+            {"logprob_gap_mean": 0.1, "fresh_tokens": 9.0, "engine_ratio_truncated": 0.01},
+            0,
+            "",
+        ),
+        (
+            {"logprob_gap_mean": 0.3, "fresh_tokens": 9.0, "engine_ratio_truncated": 0.01},
+            1,
+            "attention implementations; if it stays above 0.2, stop the run",
+        ),
         ({"skipped": 0.0, "loss": 1.0, "grad_norm": 1.0}, 0, ""),
         ({"skipped": 2.0}, 1, "2 updates were skipped, and changed no weights: the loss or the "),
         (

@@ -339,28 +339,32 @@ def update_notes(line: Line) -> list[str]:
     numbers = {name: math.nan if value is None else value for name, value in line.items()}
     gap = numbers.get("learner/logprob_gap_mean", 0.0)
     is_corrected = "learner/engine_ratio_truncated" in numbers
-    most = MAX_CORRECTED_GAP if is_corrected else MAX_GAP
-    if numbers.get("learner/fresh_tokens") and not gap <= most:  # NaN too
-        remedy = (
-            ""
-            if is_corrected
-            else (
-                ", or weigh the tokens with loss=PolicyLoss(importance_cap=2.0); if it stays above "
-                f"{MAX_CORRECTED_GAP}, stop the run: the engine samples from other weights than those "
-                "that are trained"
-            )
-        )
-        notes.append(
-            f"engine and learner disagree: log-probabilities of the same tokens differ by "
-            f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is biased. "
-            f"Compare their dtypes and attention implementations{remedy}"
-        )
+    if numbers.get("learner/fresh_tokens") and (note := _gap_note(gap, is_corrected)):
+        notes.append(note)
     if skipped := numbers.get("learner/skipped", 0.0):
         were = "update was" if skipped == 1 else "updates were"
         notes.append(
             f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(numbers)}"
         )
     return notes
+
+
+def _gap_note(gap: float, is_corrected: bool) -> str:
+    """Return a note if the log-probabilities of engine and learner differ too much; else "".
+
+    Args:
+        gap: mean difference; it may be NaN.
+        is_corrected: whether tokens are weighted by the ratio of learner and engine.
+    """
+    if gap <= (MAX_CORRECTED_GAP if is_corrected else MAX_GAP):
+        return ""
+    weigh = "" if is_corrected else ", or weigh the tokens with loss=PolicyLoss(importance_cap=2.0)"
+    return (
+        f"engine and learner disagree: log-probabilities of the same tokens differ by {gap:.3g} on "
+        f"average (at most {MAX_GAP} is rounding), so that the update is biased. Compare their "
+        f"dtypes and attention implementations{weigh}; if it stays above {MAX_CORRECTED_GAP}, stop "
+        "the run: the engine samples from other weights than those that are trained"
+    )
 
 
 def _why_no_rows(line: Line) -> str:
