@@ -2,7 +2,7 @@
 
     python benchmarks/engine_mismatch.py                      three seeds of each arm
     python benchmarks/engine_mismatch.py --json results/engine_mismatch.json
-    python benchmarks/engine_mismatch.py --bits 3 --seeds 0   one seed, another engine
+    python benchmarks/engine_mismatch.py --bits 4 --seeds 0   one seed, another engine
 
 The engine samples from the learner's weights rounded to `--bits` bits a weight, as a coarsely
 quantised server does, and records the probabilities of what it samples. The model is random and
@@ -198,9 +198,9 @@ def main() -> int:
     parser = options_of(__doc__ or "")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS])
-    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--bits", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=4e-3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs = []

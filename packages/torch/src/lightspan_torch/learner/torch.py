@@ -123,7 +123,7 @@ class TorchLearner(Learner):
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: data type of the weights; None for `default_dtype`.
         token_budget: maximum number of tokens in one forward pass, padding included; None for a
-            default that depends on the device. Lower it when memory runs out.
+            default that depends on the device and the models. Lower it when memory runs out.
         seed: seed of all randomness.
         share_prefixes: whether a common prefix of several rows is computed once. Rows are computed
             separately if the model does not support this, or in updates with LoRA's dropout,
@@ -158,7 +158,6 @@ class TorchLearner(Learner):
         avoid_cudnn_attention(device)
         limit_threads(device)
         self._device = torch.device(device)
-        self._budget = token_budget or default_token_budget(device)
         self._seed = seed
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
         self._tokenizers = dict(tokenizers or {})
@@ -198,10 +197,12 @@ class TorchLearner(Learner):
             if critic is not None
         }
         """Policy → value head; no entries without a critic."""
+        models_of = [model.plain for model in self._models.values()]
+        self._budget = token_budget or default_token_budget(device, models_of)
         self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → (last published version, number of optimiser steps at that time)."""
-        self._numerics = numerics(model.plain for model in self._models.values())
+        self._numerics = numerics(models_of)
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
 
     @property
