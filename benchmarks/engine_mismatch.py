@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from _report import circumstances, options_of
+from _report import Figure, finish, options_of, report
 from torch import Tensor
 
 from lightspan import LightningRL
@@ -45,6 +45,7 @@ from lightspan_torch.learner.torch import TorchLearner
 
 ARMS: Final = {"same": "auto", "corrected": "auto", "uncorrected": "off"}
 """Arm → `PolicyLoss.correction`."""
+WHAT: Final = {"same": "as the learner", "corrected": "coarsely rounded, corrected"}
 KINDS: Final = 4
 """Number of tasks: task n asks for tokens whose id is n modulo this number."""
 ANSWER: Final = 8
@@ -210,11 +211,34 @@ def main() -> int:
             run = train(arm, seed, options.steps, options.bits, options.rate)
             runs.append({**asyncio.run(run), "cpu_s": round(time.process_time() - start, 1)})
             print(runs[-1], flush=True)
+    table = figures(runs)
+    status = finish(table, None)
     if options.json is not None:
         settings = {"bits": options.bits, "steps": options.steps, "learning_rate": options.rate}
-        whole = {**circumstances(), "settings": settings, "runs": runs}
+        whole = {**report(table), "settings": settings, "runs": runs}
         options.json.write_text(json.dumps(whole, indent=2) + "\n")
-    return 0
+    return status
+
+
+def figures(runs: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return the mean reward of the final weights of each arm, with the uncorrected arm's."""
+    means = {
+        arm: statistics.fmean(run["learner"] for run in runs if run["arm"] == arm)
+        for arm in dict.fromkeys(run["arm"] for run in runs)
+    }
+    seeds = len({run["seed"] for run in runs})
+    return [
+        Figure(
+            what=f"reward after training, engine {WHAT[arm]}, mean of {seeds} seeds",
+            unit="reward",
+            ours=round(means[arm], 3),
+            peer="not corrected" if "uncorrected" in means else "",
+            theirs=round(means["uncorrected"], 3) if "uncorrected" in means else None,
+            more_is_better=True,
+        )
+        for arm in means
+        if arm != "uncorrected"
+    ]
 
 
 if __name__ == "__main__":

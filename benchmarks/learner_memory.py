@@ -1,12 +1,12 @@
 """Memory and CPU time of the embedded learner, by the tokens of a pass, on SmolLM2-135M with LoRA.
 
-    python benchmarks/learner_memory.py                       all budgets; writes the result file
-    python benchmarks/learner_memory.py --budgets 512 2048    some budgets, printed alone
+    python benchmarks/learner_memory.py --json results/learner_memory.json
+    python benchmarks/learner_memory.py --budgets 0 2048    the default and 2,048 tokens a pass
 
-Each budget is measured in a process of its own: load the model, score and update twice with a batch
-like that of `examples/router` (groups of rollouts whose calls share their prompt) and with one of
-longer rollouts. Memory is the process's maximum resident size. Gradients are compared with those of
-the largest budget. Needs `lightspan[train]` and the router example's model.
+Each budget is measured in a process of its own: load the model, score some rows and update once
+with a batch like that of `examples/router` (groups of rollouts whose calls share their prompt) and
+with one of longer rollouts. Memory is the process's maximum resident size. Needs `lightspan[train]`
+and the router example's model.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from _report import circumstances
+from _report import Figure, finish, options_of, report
 
 ROOT: Final = Path(__file__).parents[1]
-BUDGETS: Final = (256, 512, 1024, 2048)
+BUDGETS: Final = (0, 256, 512, 1024, 2048)
+"""Tokens of a pass; 0 for the default."""
 BATCHES: Final = {"router": (8, 8, 2, 125, 8), "long": (1, 8, 3, 250, 40)}
 """Batch → groups, rollouts of a group, calls of a rollout, tokens of a prompt and of an answer."""
 
@@ -75,18 +77,16 @@ def measure(model: Path, kind: str, budget: int) -> dict[str, float]:
         {"policy": str(model)}, lora=LoRA(), optimizer=optimizer, token_budget=budget or None
     )
     loaded, rows, start = peak(), make_rows(kind), time.process_time()
-    losses = []
-    for _ in range(1):
-        learner.score(rows[::8])
-        losses.append(learner.update(rows, PolicyLoss()))
+    learner.score(rows[::8])
+    metrics = learner.update(rows, PolicyLoss())
     return {
         "budget": learner.state()["token_budget"],
         "tokens": sum(len(row.ids) for row in rows),
         "loaded_gib": loaded,
         "peak_gib": peak(),
         "cpu_s": time.process_time() - start,
-        "loss": losses[-1]["loss"],
-        "grad_norm": losses[-1]["grad_norm"],
+        "loss": metrics["loss"],
+        "grad_norm": metrics["grad_norm"],
     }
 
 
@@ -105,8 +105,7 @@ def default_model() -> Path:
 
 def main() -> None:
     """Measure the budgets of the command line."""
-    formatter = argparse.RawTextHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser = options_of(__doc__ or "")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--budgets", type=int, nargs="*", help="0 for the default")
     parser.add_argument("--batch", choices=[*BATCHES])
@@ -116,16 +115,38 @@ def main() -> None:
     if options.only:
         print(json.dumps(measure(model, options.batch, options.budgets[0])))
         return
-    results: dict[str, list[dict[str, float]]] = {}
+    runs = []
     for kind in [options.batch] if options.batch else BATCHES:
-        for budget in options.budgets or (0, *BUDGETS):
+        for budget in options.budgets or BUDGETS:
             arguments = ["--only", "--batch", kind, "--budgets", str(budget)]
             command = [sys.executable, __file__, "--model", str(model), *arguments]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            results.setdefault(kind, []).append(json.loads(done.stdout))
-            print(kind, results[kind][-1], flush=True)
-    if options.budgets is None and options.batch is None:
-        print(json.dumps({**circumstances(), **results}))
+            runs.append({"batch": kind, "is_default": not budget, **json.loads(done.stdout)})
+            print(runs[-1], flush=True)
+    table = figures(runs)
+    finish(table, None)
+    if options.json is not None:
+        options.json.write_text(json.dumps({**report(table), "runs": runs}, indent=2) + "\n")
+
+
+def figures(runs: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return memory and CPU time by default, with those of the largest budget."""
+    rows = []
+    for kind in dict.fromkeys(run["batch"] for run in runs):
+        own = [run for run in runs if run["batch"] == kind]
+        most = max(own, key=lambda run: run["budget"])
+        for run in (run for run in own if run["is_default"]):
+            for name, unit in (("peak_gib", "GiB"), ("cpu_s", "CPU-s")):
+                rows.append(
+                    Figure(
+                        what=f"SmolLM2-135M, LoRA, an update, {kind} rows, {run['budget']} tokens",
+                        unit=unit,
+                        ours=round(run[name], 2),
+                        peer=f"{most['budget']} tokens a pass",
+                        theirs=round(most[name], 2),
+                    )
+                )
+    return rows
 
 
 if __name__ == "__main__":
