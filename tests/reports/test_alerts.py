@@ -94,6 +94,8 @@ def test_runs_that_went_wrong() -> None:
     assert recorded("sql-seed0-permuted") == [("validation_falls", 15), ("reward_falls", 20)]
     assert recorded("sql-seed1-permuted") == [("validation_falls", 10)]
     assert recorded("sql-seed0-rate-x0.001") == [("policy_stays", 10)]
+    assert recorded("sql-seed1-rate-x30") == [("no_group_varies", 3), ("reward_falls", 4)]
+    assert recorded("sql-seed1-collapse") == [("reward_falls", 4), ("no_group_varies", 4)]
     assert recorded("sql-seed0-rate-x30") == [
         ("no_group_varies", 3),
         ("reward_falls", 4),

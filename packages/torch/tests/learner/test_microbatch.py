@@ -27,13 +27,13 @@ def model_of(hidden: int, inner: int, layers: int) -> Any:
 
 
 def test_larger_models_get_fewer_tokens_on_a_cpu() -> None:
-    tiny, smollm, billion = (128, 344, 3), (576, 1536, 30), (1536, 8960, 28)
-    budgets = [default_token_budget("cpu", [model_of(*sizes)]) for sizes in (tiny, smollm, billion)]
-    assert budgets == [2048, 448, 256]
-    assert 448 * activation_bytes(model_of(*smollm).config) <= CPU_ACTIVATIONS
-    assert default_token_budget("cpu", [model_of(*tiny), model_of(*smollm)]) == 448
+    tiny, middle, smollm = (128, 344, 3), (512, 1408, 12), (576, 1536, 30)
+    budgets = [default_token_budget("cpu", [model_of(*sizes)]) for sizes in (tiny, middle, smollm)]
+    assert budgets == [2048, 640, 256]
+    assert 640 * activation_bytes(model_of(*middle).config) <= CPU_ACTIVATIONS
+    assert default_token_budget("cpu", [model_of(*tiny), model_of(*smollm)]) == 256
     assert default_token_budget("cpu") == 2048
-    assert default_token_budget("cuda", [model_of(*billion)]) == 4096
+    assert default_token_budget("cuda", [model_of(*smollm)]) == 4096
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)])

@@ -12,8 +12,8 @@ TOKEN_BUDGETS: Final = {"cpu": 2048, "cuda": 4096}
 into its cache. A GPU is limited by activations: about 5 GiB per 1,000 tokens for 1.5 B parameters.
 Not yet run on a GPU."""
 MIN_CPU_BUDGET: Final = 256
-"""Minimum of the default on a CPU: smaller passes cost more time."""
-CPU_ACTIVATIONS: Final = 2**30
+"""Minimum of the default on a CPU, where smaller passes cost more time."""
+CPU_ACTIVATIONS: Final = 2**29
 """Maximum bytes of a pass's activations on a CPU, by `activation_bytes`; measured by
 `benchmarks/learner_memory.py`."""
 
