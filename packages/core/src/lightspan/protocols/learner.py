@@ -138,7 +138,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     The weight is the ratio of the learner's to the engine's probability of a token. It corrects for
     engines whose log-probabilities differ from the learner's. `update` then needs `old_logprobs`,
     one more forward pass. Without a weight, the loss's ratio is to the engine's recorded
-    log-probabilities, which corrects for their difference too.
+    log-probabilities, so that their difference is clipped too.
     """
     importance_level: ImportanceLevel = "token"
     """Whether each token has an importance weight, or each call (the product over its tokens)."""

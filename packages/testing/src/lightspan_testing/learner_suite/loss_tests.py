@@ -240,9 +240,13 @@ class LossTests(LearnerTests):
         assert metrics["ratio_mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
         assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
 
-    def test_an_importance_cap_without_old_logprobs_is_refused(
-        self, folder: Path, model: Any
+    @pytest.mark.parametrize("setting", ["importance_cap", "importance_mask"])
+    def test_importance_without_old_logprobs_is_refused(
+        self, folder: Path, model: Any, setting: str
     ) -> None:
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE)
-        with pytest.raises(ConfigError, match=r"importance_cap=2.*give old_logprobs"):
-            learner.update(make_rows(model), PolicyLoss(importance_cap=2.0))
+        loss = PolicyLoss(**{setting: 2.0})  # type: ignore[arg-type]
+        if self.refuses(learner, make_rows(model), loss):
+            return
+        with pytest.raises(ConfigError, match=rf"{setting}=2.*give old_logprobs"):
+            learner.update(make_rows(model), loss)
