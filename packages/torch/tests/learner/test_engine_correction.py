@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 from torch import Tensor
 
+from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import PolicyLoss
+from lightspan_testing.tiny import tiny_model
+from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.learner import losses
 from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
+from lightspan_torch.learner.torch import TorchLearner
 
 ANSWERS: Final = [*itertools.product(range(3), repeat=2)]
 REWARDS: Final = [1.0, -0.5, 0.3, 0.0, 2.0, -1.0, 0.7, 0.1, -0.3]
@@ -136,3 +141,14 @@ def test_the_weight_of_a_call_without_a_cap_gives_the_gradient_of_the_expected_r
     # without a correction the ratio is clipped, which removes part of the gradient
     plain = expected_gradient(learner, engine, PolicyLoss())
     assert torch.dist(plain, table.grad) > 0.1 * table.grad.norm()
+
+
+def test_only_the_embedded_engine_of_the_same_data_type_is_not_corrected(tmp_path: Path) -> None:
+    models: Any = {"writer": tiny_model(tmp_path / "model", seed=0, hidden=32, context=64)}
+    learner = TorchLearner(models).capabilities
+    loss = PolicyLoss()
+    assert loss.corrected(TransformersEngine(models).capabilities, learner) == loss
+    narrow = TransformersEngine(models, dtype=torch.bfloat16).capabilities
+    corrected = PolicyLoss(importance_cap=2.0, importance_mask=3.0)
+    assert loss.corrected(narrow, learner) == corrected
+    assert loss.corrected(EngineCapabilities(exact_tokens=True), learner) == corrected
