@@ -471,8 +471,6 @@ def router(setting: Setting) -> list[Figure]:
     command = [sys.executable, str(ROOT / "examples/router/train.py"), "--device", setting.device]
     command += ["--steps", str(steps), "--validate-every", "0", "--folder", str(run)]
     command += ["--held-out", "16" if setting.on_gpu else "2", "--cache", str(setting.cache)]
-    if setting.on_gpu:
-        command += ["--token-budget", "4096"]  # the example's own is a laptop's
     subprocess.run(command, cwd=setting.work, check=True)
     lines = [line for line in _metrics(run) if line["kind"] == "train"]
     first = _rehearsed("router", "a step")

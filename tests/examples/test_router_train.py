@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightspan import LightningRL, LoRA, Policy, Torch, Transformers
+from lightspan import LightningRL, LoRA, Policy, Transformers
 from lightspan.progress import SilentReporter
 from lightspan_examples.example import Run
 from lightspan_examples.script import main
@@ -60,7 +60,7 @@ def test_what_learns(script: Any, arguments: list[str], optimize: Any, lora: LoR
     assert isinstance(trainer.algorithm, LightningRL)
     assert (trainer.algorithm.optimize, trainer.algorithm.lora) == (optimize, lora)
     assert (len(messages), len(held_out)) == (384, 320)
-    assert trainer.settings.learner == Torch(token_budget=256)
+    assert trainer.settings.learner is None
     assert trainer.settings.engine == Transformers(num_blocks=64)
     policies = {"policy"} if isinstance(optimize, list) else {"route", "answer"}
     assert set(trainer.algorithm.policies()) == policies

@@ -21,8 +21,7 @@ class RouterExample(Example):
     name = "router"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        # a laptop's: a pass of 2,048 tokens keeps 3 GB more for its gradients
-        parser.set_defaults(lora=True, held_out=320, token_budget=256)
+        parser.set_defaults(lora=True, held_out=320)
         parser.add_argument(
             "--framework",
             choices=list(MODULES),

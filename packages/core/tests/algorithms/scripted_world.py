@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import LearnerCapabilities, Loss
 from lightspan.schema.records import Mode
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
@@ -26,7 +28,7 @@ def episode(group: str, member: int, reward: float | None, **attempt: Any) -> Ep
 class Scripted:
     """A trainer context in which the attempts of task n get the rewards `groups[n]`."""
 
-    capabilities = LearnerCapabilities()
+    capabilities = LearnerCapabilities(numerics="the script", importance_mask=True)
 
     def __init__(self, groups: Sequence[Sequence[float | None]]) -> None:
         self.groups = groups
@@ -34,6 +36,10 @@ class Scripted:
         self.notes: list[str] = []
         self.explained: dict[TransitionKey, Explanation] = {}
         self.updated: list[list[str]] = []
+        self.losses: list[tuple[Loss, Any]] = []
+        """The loss and the log-probabilities before it of each update."""
+        capabilities = EngineCapabilities(exact_tokens=True, numerics="the script")
+        self.engine = SimpleNamespace(capabilities=capabilities)
         self.step = 1
         self.versions = {"policy": 1}
         self.rng = random.Random(0)
@@ -77,6 +83,7 @@ class Scripted:
         """Return log-probabilities that grow by 0.1 with each update, also for prompt tokens."""
         return [[0.1 * len(self.updated) - 1] * len(row.ids) for row in rows]
 
-    def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:
+    def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: Any) -> dict[str, float]:
+        self.losses.append((loss, old_logprobs))
         self.updated.append(sorted({row.rollout_id for row in rows}))
         return {}

@@ -14,6 +14,7 @@ from lightspan import LightningRL
 from lightspan.algorithms.metrics import (
     approximate_kl,
     batch_metrics,
+    engine_ratio,
     merge_updates,
     rollout_metrics,
 )
@@ -25,9 +26,13 @@ from lightspan.errors import (
 )
 from lightspan.lightning.episode import Episode, build_episode, lowest_reward, score_failure
 from lightspan.lightning.rollout_checks import RolloutChecks, check_scored
+from lightspan.lightning.rows import Response, Row
+from lightspan.protocols.engine import EngineCapabilities
+from lightspan.protocols.learner import LearnerCapabilities, PolicyLoss
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Mode, Outcome
 from lightspan.schema.spans import SpanKind, SpanStatus
+from lightspan.training.results import mismatch_text
 from lightspan_testing.strategies import (
     make_attempt,
     make_call_span,
@@ -160,6 +165,82 @@ def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
     far = [[0.0, 0.0, -900.0, 0.0]], [[0.0, 0.0, 0.0, -900.0]]
     assert math.isfinite(approximate_kl([row], *far))
     assert approximate_kl([], [], []) == 0.0
+
+
+def test_ratio_of_engine_and_learner() -> None:
+    """Check mean, maximum and shares on two calls of two tokens each, of versions 3 and 2."""
+    call = {"temperatures": [1.0] * 4, "weights": [0.25] * 4, "advantages": [1.0] * 4}
+    row = Row(
+        rollout_id="r",
+        policy="p",
+        ids=[1, 2, 3, 4, 5],
+        mask=[False, True, True, True, True],
+        logprobs=[0.0, -1.0, -1.0, -1.0, -1.0],
+        versions=[0, 3, 3, 2, 2],
+        responses=(Response(1, 2), Response(3, 2)),
+        **{name: [values[0], *values] for name, values in call.items()},
+    )
+    scores = [[0.0, -0.2, -1.1, -0.4, -0.3]]  # log ratios 0.8, -0.1, 0.6, 0.7
+    plain = engine_ratio([row], scores, {"p": 3}, PolicyLoss())
+    assert plain == pytest.approx({"engine_ratio_mean": 0.45, "engine_ratio_max": 0.8})
+    loss = PolicyLoss(importance_cap=math.exp(0.65), importance_mask=3.0)
+    shares = engine_ratio([row], scores, {"p": 9}, loss)
+    # above the cap are 0.8 and 0.7; of the calls, 0.7 is below log 3 and 1.3 is above
+    assert shares == {"engine_ratio_truncated": 0.5, "engine_ratio_masked": 0.5}
+    calls = PolicyLoss(importance_cap=1.5, importance_level="sequence")
+    assert engine_ratio([row], scores, {}, calls) == {"engine_ratio_truncated": 1.0}
+    assert engine_ratio([], [], {}, loss) == {}
+
+
+def test_the_correction_follows_from_what_computes_the_probabilities() -> None:
+    engine = EngineCapabilities(exact_tokens=True, numerics="code float32")
+    same = LearnerCapabilities(numerics="code float32", importance_mask=True)
+    other = LearnerCapabilities(numerics="code bfloat16", importance_mask=True)
+    unknown = EngineCapabilities(exact_tokens=True)
+    loss = PolicyLoss(clip_low=0.1)
+    assert loss.corrected(engine, same) == loss
+    corrected = PolicyLoss(clip_low=0.1, importance_cap=2.0, importance_mask=3.0)
+    assert loss.corrected(engine, other) == corrected
+    assert loss.corrected(unknown, LearnerCapabilities()) == PolicyLoss(
+        clip_low=0.1, importance_cap=2.0
+    )
+    for chosen in (PolicyLoss(correction="off"), PolicyLoss(importance_cap=5.0)):
+        assert chosen.corrected(engine, other) == chosen
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+async def test_an_engine_of_other_numerics_is_corrected_in_every_update(minibatches: int) -> None:
+    algorithm = LightningRL(
+        MODEL, group_size=2, tasks_per_step=2, minibatches=minibatches, loss=PolicyLoss()
+    )
+    same: Any = Scripted([VARIES, VARIES])
+    metrics = await algorithm.run_step(same)
+    assert same.losses == [(PolicyLoss(), None)] * minibatches
+    assert metrics["learner/engine_ratio_mean"] > 0
+    assert "learner/engine_ratio_masked" not in metrics
+
+    other: Any = Scripted([VARIES, VARIES])
+    other.engine.capabilities = EngineCapabilities(exact_tokens=True)
+    metrics = await algorithm.run_step(other)
+    assert {loss for loss, _ in other.losses} == {
+        PolicyLoss(importance_cap=2.0, importance_mask=3.0)
+    }
+    # all scores are from before the first update
+    scores = {value for _, old in other.losses for row in old for value in row}
+    assert (len(other.losses), scores) == (minibatches, {-1.0})
+    assert 0 <= metrics["learner/engine_ratio_masked"] <= 1
+
+
+def test_the_summary_has_one_text_on_engine_and_learner() -> None:
+    names = ("mean", "max", "truncated", "masked")
+    lines = [
+        {"kind": "train", **{f"learner/engine_ratio_{name}": value for name in names}}
+        for value in (0.01, 0.03)
+    ]
+    text = "engine and learner differ by 0.02 nats a token, 2 % truncated, 2 % masked"
+    assert mismatch_text([*lines, {"kind": "eval"}]) == text
+    same = [{"kind": "train", "learner/engine_ratio_mean": 1e-6, "learner/engine_ratio_max": 1e-5}]
+    assert mismatch_text(same) == mismatch_text([]) == ""
 
 
 def test_error_of_the_reward_is_over_groups() -> None:

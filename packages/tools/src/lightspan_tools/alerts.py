@@ -11,8 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, takewhile
+from operator import add
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,7 +29,15 @@ Line = Mapping[str, Any]
 WINDOW: Final = 3
 """Number of steps whose mean is compared."""
 MIN_FALL_SE: Final = 4.0
-"""Minimum fall of a reward that raises an alert, in standard errors."""
+"""Minimum fall of a reward that raises an alert, in standard errors, in a run of at most
+`MIN_FALL_STEPS` steps."""
+MIN_FALL_STEPS: Final = 10
+"""Number of steps above which the minimum fall grows: in a longer run, the best of more windows is
+compared."""
+MIN_LOSS_SE: Final = 3.5
+"""Minimum fall of the reward since the start that raises an alert, in standard errors."""
+MIN_START_GROUPS: Final = 12
+"""Minimum groups at the start with which later steps are compared."""
 MIN_RISE_SE: Final = 3.0
 """Minimum rise of a failure rate that raises an alert, in standard errors."""
 MIN_FALL_GROUPS: Final = 24
@@ -37,14 +46,15 @@ MIN_FALL_TASKS: Final = 10
 """Minimum number of held-out tasks for an alert, or of clusters if the tasks have clusters."""
 MAX_IDLE_GROUPS: Final = 24
 """Consecutive groups without reward variance that raise an alert."""
-MIN_ENTROPY: Final = 0.1
-"""Entropy, as a share of the entropy at the start, below which an alert is raised."""
 MIN_KL: Final = 1e-7
 """Mean `approx_kl` per token and step below which an alert is raised."""
 MAX_GAP: Final = 0.05
 """Mean difference of log-probabilities between engine and learner above which a note is printed.
 Rounding causes much smaller differences; a larger one means that their models differ.
 """
+MAX_CORRECTED_GAP: Final = 0.2
+"""The same if the tokens are weighted by the ratio of learner and engine. A larger difference means
+that the engine samples from other weights."""
 MANY_SILENT: Final = 0.25
 """Share of a step's rollouts without a call of the policy from which an alert is raised."""
 MANY_REJECTED: Final = 0.2
@@ -99,6 +109,63 @@ class _Windows:
                 self.best, self._highest = window, rating
 
 
+class _RewardSums:
+    """Sums of the rewards of a run's first steps, so that a long run costs no more per step."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        """The lines with a reward and its standard error."""
+        self._sums: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+        """For each number of steps, the sums of rewards, squared standard errors and groups."""
+
+    def add(self, line: Line) -> None:
+        """Add a line."""
+        if "reward" not in line or "reward_se" not in line:
+            return
+        self.lines.append(line)
+        terms = line["reward"], line["reward_se"] ** 2, line.get("batch/groups", 0)
+        self._sums.append(tuple(map(add, self._sums[-1], terms)))
+
+    @property
+    def variance(self) -> float:
+        """Mean squared standard error of the steps' rewards; 0 without steps."""
+        return self._sums[-1][1] / max(1, len(self.lines))
+
+    def largest_loss(self) -> _Loss | None:
+        """Return the most certain fall of the reward since the start; None if nothing is compared.
+
+        The first 1, 2, 4, … steps and the first half are each compared with all later steps, which
+        must be at least as many. This tests the hypothesis that the reward does not change, so the
+        variance is the mean over all steps; that of a single step is too uncertain.
+        """
+        count = len(self.lines)
+        rewards, _, groups = self._sums[-1]
+        losses = []
+        for size in {count // 2, *(2**power for power in range(count.bit_length() - 1))} - {0}:
+            first, _, first_groups = self._sums[size]
+            rest = count - size
+            if rest < WINDOW or first_groups < MIN_START_GROUPS:
+                continue
+            if groups - first_groups < MIN_FALL_GROUPS:
+                continue
+            error = math.sqrt(self.variance * (1 / size + 1 / rest))
+            before, now = first / size, (rewards - first) / rest
+            losses.append(_Loss((before - now) / error if error else 0.0, size, before, now, error))
+        return max(losses, default=None)
+
+
+class _Loss(NamedTuple):
+    """A fall of the reward between the first steps and all later ones."""
+
+    errors: float
+    """The fall in standard errors."""
+    size: int
+    """Number of first steps."""
+    before: float
+    now: float
+    error: float
+
+
 class AlertMonitor:
     """Check a training after every step and every evaluation on held-out tasks.
 
@@ -108,6 +175,7 @@ class AlertMonitor:
     def __init__(self) -> None:
         self._train: list[Line] = []
         self._rewards, self._failures = _reward_windows(), _failure_windows()
+        self._sums = _RewardSums()
         self._evaluations: list[Evaluation] = []
         self._names: set[str] = set()
         self.lines: list[Line] = []
@@ -119,9 +187,9 @@ class AlertMonitor:
         self._train.append(finite)
         self._rewards.add(finite)
         self._failures.add(finite)
+        self._sums.add(finite)
         checks = (
             no_group_varies,
-            entropy_collapses,
             policy_stays,
             air_is_idle,
             rewards_are_stray,
@@ -130,7 +198,9 @@ class AlertMonitor:
             calls_are_rejected,
         )
         texts = {
-            "reward_falls": _reward_falls(self._rewards),
+            "reward_falls": (
+                _reward_falls(self._rewards, self._sums.variance) or _reward_is_lost(self._sums)
+            ),
             "failures_rise": _failures_rise(self._failures),
             **{check.__name__: check(self._train) for check in checks},
         }
@@ -268,20 +338,33 @@ def update_notes(line: Line) -> list[str]:
     # null stands for NaN or infinity, which JSON lacks
     numbers = {name: math.nan if value is None else value for name, value in line.items()}
     gap = numbers.get("learner/logprob_gap_mean", 0.0)
-    if numbers.get("learner/fresh_tokens") and not gap <= MAX_GAP:  # NaN too
-        notes.append(
-            f"engine and learner disagree: log-probabilities of the same tokens differ by "
-            f"{gap:.3g} on average (at most {MAX_GAP} is rounding), so that the update is "
-            "biased. Compare their dtypes and attention implementations, or weigh the tokens with "
-            "loss=PolicyLoss(importance_cap=2.0); if it stays above 0.2, stop the run: the engine "
-            "samples from other weights than those that are trained"
-        )
+    is_corrected = "learner/engine_ratio_truncated" in numbers
+    if numbers.get("learner/fresh_tokens") and (note := _gap_note(gap, is_corrected)):
+        notes.append(note)
     if skipped := numbers.get("learner/skipped", 0.0):
         were = "update was" if skipped == 1 else "updates were"
         notes.append(
             f"{skipped:.0f} {were} skipped, and changed no weights: {_why_skipped(numbers)}"
         )
     return notes
+
+
+def _gap_note(gap: float, is_corrected: bool) -> str:
+    """Return a note if the log-probabilities of engine and learner differ too much; else "".
+
+    Args:
+        gap: mean difference; it may be NaN.
+        is_corrected: whether tokens are weighted by the ratio of learner and engine.
+    """
+    if gap <= (MAX_CORRECTED_GAP if is_corrected else MAX_GAP):
+        return ""
+    weigh = "" if is_corrected else ", or weigh the tokens with loss=PolicyLoss(importance_cap=2.0)"
+    return (
+        f"engine and learner disagree: log-probabilities of the same tokens differ by {gap:.3g} on "
+        f"average (at most {MAX_GAP} is rounding), so that the update is biased. Compare their "
+        f"dtypes and attention implementations{weigh}; if it stays above {MAX_CORRECTED_GAP}, stop "
+        "the run: the engine samples from other weights than those that are trained"
+    )
 
 
 def _why_no_rows(line: Line) -> str:
@@ -312,32 +395,68 @@ def _why_skipped(line: Line) -> str:
 
 
 # --- checks: each returns the text of an alert, or "" ---------------------------------------
-def reward_falls(train: Sequence[Line]) -> str:
-    """Return the text of an alert if the latest training rewards are far below the best ones.
-
-    Return "" if there is no alert.
-    """
-    return _reward_falls(_filled(_reward_windows(), train))
-
-
 def _reward_windows() -> _Windows:
     return _Windows(lambda line: "reward" in line and "reward_se" in line, _reward)
 
 
-def _reward_falls(windows: _Windows) -> str:
+def _reward_falls(windows: _Windows, variance: float) -> str:
+    """Return the text of an alert if the latest rewards are far below the best ones; else "".
+
+    The best window of a long run is high by chance, and more so with a small standard error of its
+    own. So the threshold grows with the number of steps, and the error is at least that of the
+    run's mean variance.
+
+    Args:
+        windows: the steps of the run.
+        variance: mean squared standard error of the steps' rewards.
+    """
     best, latest = windows.best, windows.latest
     if not best:
         return ""
-    error = math.sqrt(math.fsum(line["reward_se"] ** 2 for line in [*best, *latest])) / WINDOW
+    own = math.fsum(line["reward_se"] ** 2 for line in [*best, *latest]) / WINDOW**2
+    error = math.sqrt(max(own, 2 * variance / WINDOW))
     groups = sum(line.get("batch/groups", 0) for line in latest)
-    if groups < MIN_FALL_GROUPS or not _reward(best) - _reward(latest) > MIN_FALL_SE * error:
+    count = len(windows.lines)
+    least = math.sqrt(MIN_FALL_SE**2 + 4 * math.log(max(1, count / MIN_FALL_STEPS)))
+    if groups < MIN_FALL_GROUPS or not _reward(best) - _reward(latest) > least * error:
         return ""
+    return _fall_text(best, latest, _reward(best), _reward(latest), error, windows.lines)
+
+
+def _reward_is_lost(sums: _RewardSums) -> str:
+    """Return the text of an alert if the training reward has fallen since the start; else "".
+
+    This finds a collapse within the first steps, and a slow decline, as of a policy that is trained
+    on rewards unrelated to its answers. A reward that rose early and stays raises no alert.
+    """
+    loss = sums.largest_loss()
+    if loss is None or loss.errors < MIN_LOSS_SE:
+        return ""
+    first, rest = sums.lines[: loss.size], sums.lines[loss.size :]
+    return _fall_text(first, rest, loss.before, loss.now, loss.error, sums.lines)
+
+
+def _fall_text(
+    first: Sequence[Line],
+    latest: Sequence[Line],
+    before: float,
+    now: float,
+    error: float,
+    lines: Sequence[Line],
+) -> str:
+    moved = [line["learner/approx_kl"] for line in lines if "learner/approx_kl" in line]
+    largest = f"; the largest update moved the policy by a KL of {max(moved):.2g}" if moved else ""
     return (
-        f"the training reward is falling: {_reward(best):.3f} in steps {best[0]['step']} to "
-        f"{best[-1]['step']}, {_reward(latest):.3f} in steps {latest[0]['step']} to "
-        f"{latest[-1]['step']} (standard error of the difference {error:.3f}). Lower learning_rate"
-        f"{_rate(windows.lines)}, or hold the policy near its start with loss=PolicyLoss(kl=0.02)"
+        f"the training reward is falling: {before:.3f} in {_steps(first)}, {now:.3f} in "
+        f"{_steps(latest)} (standard error of the difference {error:.3f}{largest}). Lower "
+        f"learning_rate{_rate(lines)}, or hold the policy near its start with "
+        "loss=PolicyLoss(kl=0.02)"
     )
+
+
+def _steps(lines: Sequence[Line]) -> str:
+    first, last = lines[0]["step"], lines[-1]["step"]
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def validation_falls(evaluations: Sequence[Evaluation]) -> str:
@@ -480,25 +599,6 @@ def no_group_varies(train: Sequence[Line]) -> str:
         "rollouts had equal rewards, so there was nothing to learn from. Give tasks that are "
         "neither solved nor failed each time, a reward that pays for part of a solution, a larger "
         "group_size, a higher temperature, or resample=3"
-    )
-
-
-def entropy_collapses(train: Sequence[Line]) -> str:
-    """Return the text of an alert if the policy's entropy has fallen far; else "".
-
-    There is no alert if the reward has risen at the same time.
-    """
-    names = ("learner/entropy", "reward")
-    first, latest = _having(train, names, WINDOW), _having(reversed(train), names, WINDOW)
-    if len(_having(train, names, 2 * WINDOW)) < 2 * WINDOW:
-        return ""
-    before, now = _mean(first, "learner/entropy"), _mean(latest, "learner/entropy")
-    if now >= MIN_ENTROPY * before or _reward(latest) > _reward(first):
-        return ""
-    return (
-        f"the policy's entropy has fallen from {before:.3g} to {now:.3g} per token, and the reward "
-        "has not risen with it: the policy's answers become alike. Lower learning_rate"
-        f"{_rate(train)}, or reward variety with loss=PolicyLoss(entropy=0.01)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,38 @@ def test_forced_tokens_teach_nothing(folder: Path, calls: Calls, loss: Loss) -> 
     assert metrics["entropy"] == 0.0
     assert metrics["tokens"] == 4
     assert all(not gradient.any() for gradient in caught.values())
+
+
+def test_forced_tokens_are_not_in_the_mean_of_gspo(
+    folder: Path, calls: Calls, grammars: Grammars
+) -> None:
+    """Compare GSPO's ratio of each call with the mean over its free tokens, computed by hand."""
+    learner = TorchLearner({"writer": folder})
+    prompt = calls.prompt("Say it:")
+    rows = rows_of(
+        [
+            calls.call(prompt, "a12", NUMBER),
+            calls.call(prompt, "yes", YES),
+            calls.call(prompt, "a12", FORCED),
+            calls.call(prompt, "a12", ""),
+        ]
+    )
+    sums, kinds = 0.0, set()
+    for row, scores in zip(rows, learner.score(rows), strict=True):
+        [(start, length)] = row.responses
+        places = list(range(start, start + length))
+        if row.constraints:
+            masks = grammars.masks(row.constraints[0].grammar, row.ids[start:])
+            counts = allowed(masks, 405).sum(-1).tolist()
+            free = [place for place, count in zip(places, counts, strict=True) if count > 1]
+        else:
+            free = places
+        kinds.add((len(free) > 0, len(free) < length))
+        logs = [scores[place] - row.logprobs[place] for place in free]
+        sums += length * math.exp(sum(logs) / max(1, len(logs)))
+    assert kinds == {(True, True), (False, True), (True, False)}
+    metrics = learner.update(rows, PolicyLoss(form="gspo", clip_low=1.0, clip_high=1e6))
+    assert metrics["ratio_mean"] == pytest.approx(sums / metrics["tokens"], rel=1e-5)
 
 
 def test_rows_that_differ_in_their_grammar_alone_have_one_order(folder: Path, calls: Calls) -> None:

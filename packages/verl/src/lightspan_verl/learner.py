@@ -80,6 +80,7 @@ CAPABILITIES: Final = LearnerCapabilities(
     values=False,
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
+    importance_mask=True,
     optimizers=("adamw",),
 )
 

@@ -169,6 +169,8 @@ class Policy:
             call_values["call_importance"] = losses.call_importance_weight(
                 old, behaviour, calls, loss.importance_cap
             )
+        if loss.importance_mask is not None:
+            call_values["call_kept"] = losses.call_kept(old, behaviour, calls, loss.importance_mask)
         return {name: _by_row(flat_values, masks) for name, flat_values in call_values.items()}
 
     # --- weights --------------------------------------------------------------------------
@@ -351,6 +353,7 @@ def _values_of(batch: Batch) -> TokenValues:
         base=batch.get("base"),
         call_ratios=batch.get("call_ratios"),
         call_importance=batch.get("call_importance"),
+        call_kept=batch.get("call_kept"),
     )
 
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -541,18 +542,22 @@ class LightningRL(LightningSettings, Algorithm):
         parts = [part for part in parts if part.rows]
         # before the first update, while the learner still has the weights of the rollouts
         old: list[Any] = [None] * len(parts)
-        if self.loss.importance_cap is not None:
+        loss = self.loss.corrected(trainer.engine.capabilities, trainer.learner.capabilities)
+        if loss.needs_old_logprobs:
             old = [await trainer.learn(partial(trainer.learner.score, p.rows)) for p in parts]
         probe = _probe([row for part in parts for row in part.rows], seed)
         before = await trainer.learn(partial(trainer.learner.score, probe))
         results = []
         for part, logprobs in zip(parts, old, strict=True):
             trainer.learner.capabilities.check_temperatures(part.rows)
-            update = partial(trainer.learner.update, part.rows, self.loss, old_logprobs=logprobs)
+            update = partial(trainer.learner.update, part.rows, loss, old_logprobs=logprobs)
             results.append(await trainer.learn(update))
         merged = metrics.merge_updates(results)
         after = await trainer.learn(partial(trainer.learner.score, probe))
         merged["approx_kl"] = metrics.approximate_kl(probe, before, after)
+        if loss.needs_old_logprobs:
+            probe, before = [row for part in parts for row in part.rows], [*chain(*old)]
+        merged |= metrics.engine_ratio(probe, before, trainer.versions, loss)
         if self.critic is not None:
             merged["lambda"] = self._critic_warmup.lambda_(self.critic)
             merged |= self._critic_warmup.update(batch, merged)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Final
 
 from lightspan.algorithms.protocol import Metrics
@@ -12,6 +13,7 @@ from lightspan.lightning.batch import Batch
 from lightspan.lightning.episode import Episode, dimension_means
 from lightspan.lightning.rollout_checks import app_failed, failed_with_reward, is_silent
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import PolicyLoss
 from lightspan.schema.routing import Routing
 
 LOG_RATIO_LIMIT: Final = 20.0
@@ -138,9 +140,60 @@ def approximate_kl(
         after: per row, the log-probabilities of its tokens after the update.
     """
     log_ratios = [
-        max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, new - old))
+        log_ratio
         for row, olds, news in zip(rows, before, after, strict=True)
-        for old, new, is_trained in zip(olds, news, row.mask, strict=True)
-        if is_trained
+        for log_ratio in compress(_log_ratios(news, olds), row.mask)
     ]
     return math.fsum(math.expm1(r) - r for r in log_ratios) / max(len(log_ratios), 1)
+
+
+def engine_ratio(
+    rows: Sequence[Row],
+    scores: Sequence[Sequence[float]],
+    versions: Mapping[str, int],
+    loss: PolicyLoss,
+) -> Metrics:
+    """Return how much the probabilities of engine and learner differ, from before an update.
+
+    - `engine_ratio_mean`, `engine_ratio_max`: mean and maximum of |log(learner / engine)| over the
+      tokens that the current weights sampled; absent if there are none
+    - `engine_ratio_truncated`: share of the trained tokens whose importance weight is limited by
+      `PolicyLoss.importance_cap`; absent without it
+    - `engine_ratio_masked`: the same for tokens of calls above `PolicyLoss.importance_mask`
+
+    Args:
+        rows: rows of the update.
+        scores: per row, the learner's log-probabilities before the update.
+        versions: policy → version of the current weights.
+        loss: loss of the update.
+    """
+    current: list[float] = []
+    counts: Counter[str] = Counter()
+    for row, logprobs in zip(rows, scores, strict=True):
+        logs = _log_ratios(logprobs, row.logprobs)
+        counts["trained"] += sum(row.mask)
+        version = versions.get(row.policy)
+        is_current = [v == version and t for v, t in zip(row.versions, row.mask, strict=True)]
+        current += map(abs, compress(logs, is_current))
+        calls = [[*compress(logs[a : a + n], row.mask[a : a + n])] for a, n in row.responses]
+        tokens = [[log] for log in compress(logs, row.mask)]
+        weighted = tokens if loss.importance_level == "token" else calls
+        for name, bound, parts in (
+            ("truncated", loss.importance_cap, weighted),
+            ("masked", loss.importance_mask, calls),
+        ):
+            if bound is not None:
+                above = (len(part) for part in parts if math.fsum(part) > math.log(bound))
+                counts[name] += sum(above)
+    trained = max(counts.pop("trained", 0), 1)
+    shares = {f"engine_ratio_{name}": count / trained for name, count in counts.items()}
+    if not current:
+        return shares
+    mean = math.fsum(current) / len(current)
+    return {"engine_ratio_mean": mean, "engine_ratio_max": max(current), **shares}
+
+
+def _log_ratios(new: Sequence[float], old: Sequence[float]) -> list[float]:
+    return [
+        max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, n - o)) for n, o in zip(new, old, strict=True)
+    ]

@@ -112,6 +112,9 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """
     grammars: str = ""
     """Name and version of the library that enforces grammars; empty without such a library."""
+    numerics: str = ""
+    """Name of the code, device and data type that compute log-probabilities; empty if unknown. If
+    it is the learner's too, both agree but for rounding (`PolicyLoss.correction`)."""
     lora: tuple[str, ...] = ()
     """Policies served as LoRA on shared weights, for which `update` takes `LoRAWeights`; for all
     other policies it takes whole weights."""

@@ -16,13 +16,14 @@ from lightspan.schema.validation import check_choice, check_kind, check_number, 
 if TYPE_CHECKING:
     from lightspan.lightning.rows import Row
     from lightspan.lightning.transitions import TransitionKey
-    from lightspan.protocols.engine import TokenEngine
+    from lightspan.protocols.engine import EngineCapabilities, TokenEngine
     from lightspan.schema.token_records import TokenRecord
 
 Which = Literal["policy", "base"]
 KLEstimator = Literal["k2", "k3"]
 LossForm = Literal["clip", "gspo", "cispo"]
 ImportanceLevel = Literal["token", "sequence"]
+Correction = Literal["auto", "off"]
 
 
 class LoRA(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,11 @@ GSPO (2507.18071). cispo: MiniMax-M1 (2506.13585), which has no lower bound and 
 one; the upper bound is that of ScaleRL (2510.13786).
 """
 
+CORRECTION_CAP: Final = 2.0
+"""`importance_cap` of the automatic correction (truncated importance sampling, as in verl)."""
+CORRECTION_MASK: Final = 3.0
+"""`importance_mask` of the automatic correction (TRL 1.16: `vllm_importance_sampling_clip_max`)."""
+
 _OF_FORM: Final[Any] = msgspec.UNSET
 """Placeholder for a default that depends on the form (`FORM_DEFAULTS`)."""
 
@@ -96,14 +102,16 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     Raises:
         ConfigError: an unknown `form` or `importance_level`; a `clip_low` outside [0, 1]; a
             negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or with another form
-            than `clip`; an `importance_cap` not above 0; an `importance_level` other than `token`
-            without an `importance_cap`; a number that is not finite.
+            than `clip`; an `importance_cap` not above 0; an `importance_mask` not above 1; an
+            `importance_level` other than `token` without an `importance_cap`; a number that is not
+            finite.
     """
 
     form: LossForm = "clip"
-    """`clip`: PPO's loss, with a ratio per token. `gspo`: one clipped ratio per call (one more
-    forward pass). `cispo`: a ratio per token; clipping bounds the token's weight and never removes
-    its gradient."""
+    """`clip`: PPO's loss, with a ratio per token. `gspo`: one clipped ratio per call, the geometric
+    mean over its tokens without those that a grammar forces (one more forward pass). `cispo`: a
+    ratio per token; clipping bounds the token's weight and never removes its gradient. The papers'
+    means over sequences (GSPO) and tokens (CISPO) are `LightningRL(weight=)`."""
     clip_low: float = _OF_FORM
     """The ratio's lower bound is 1 - `clip_low`; 1 means no bound. The default depends on `form`
     (`FORM_DEFAULTS`).
@@ -115,10 +123,12 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Bound of the ratio for negative advantages, with form `clip`; None for no bound. Default:
     3."""
     kl: float = 0.0
-    """Weight of the KL divergence from the starting weights."""
+    """Weight of a KL divergence between the policy and the starting weights; `kl_estimator` decides
+    of which."""
     kl_estimator: KLEstimator = "k3"
-    """`k2` has the gradient of the KL divergence of the policy from the start. `k3` has that of the
-    start from the policy. There is no `k1`, because its gradient as a loss is noise around 0.
+    """`k2` has the gradient of KL(policy‖start), the reverse KL of RLHF. `k3`, the term of GRPO
+    (arXiv 2402.03300), has that of KL(start‖policy), although its value estimates KL(policy‖start).
+    There is no `k1`, because its gradient as a loss is noise around 0.
     """
     entropy: float = 0.0
     """Weight of the entropy bonus."""
@@ -128,13 +138,22 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     The weight is the ratio of the learner's to the engine's probability of a token. It corrects for
     engines whose log-probabilities differ from the learner's. `update` then needs `old_logprobs`,
     one more forward pass. Without a weight, the loss's ratio is to the engine's recorded
-    log-probabilities, which corrects for their difference too.
+    log-probabilities, so that their difference is clipped too.
     """
     importance_level: ImportanceLevel = "token"
     """Whether each token has an importance weight, or each call (the product over its tokens)."""
+    importance_mask: float | None = None
+    """Maximum ratio of a call, the product over its tokens of the learner's to the engine's
+    probability. Calls above it get no gradient of the policy loss; they still count in its
+    denominator. None for no maximum. It needs `old_logprobs` too."""
+    correction: Correction = "auto"
+    """`auto`: if the engine's and the learner's `numerics` differ or are unknown, and neither
+    `importance_cap` nor `importance_mask` is set, `LightningRL` uses importance_cap=2 and
+    importance_mask=3. `off`: it never does."""
 
     def __post_init__(self) -> None:
         kinds = {"form": LossForm, "kl_estimator": KLEstimator, "importance_level": ImportanceLevel}
+        kinds["correction"] = Correction
         for name, kind in kinds.items():
             check_choice(f"PolicyLoss: {name}", getattr(self, name), get_args(kind))
         defaults = FORM_DEFAULTS[self.form]
@@ -152,6 +171,7 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
                     f"{self.form!r}: leave it out"
                 )
         check_number("PolicyLoss: importance_cap", self.importance_cap, above=0, optional=True)
+        check_number("PolicyLoss: importance_mask", self.importance_mask, above=1, optional=True)
         if self.importance_cap is None and self.importance_level != "token":
             raise ConfigError(
                 f"PolicyLoss: importance_level={self.importance_level!r} applies only to the "
@@ -166,7 +186,22 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.form == "gspo":
             return "form='gspo'"
+        if self.importance_mask is not None:
+            return "importance_mask"
         return "importance_level='sequence'" if self.importance_level == "sequence" else ""
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether `Learner.update` needs the learner's log-probabilities before the update."""
+        return self.importance_cap is not None or self.importance_mask is not None
+
+    def corrected(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> PolicyLoss:
+        """Return this loss, with the automatic correction if it applies (see `correction`)."""
+        is_same = bool(engine.numerics) and engine.numerics == learner.numerics
+        if is_same or self.needs_old_logprobs or self.correction == "off":
+            return self
+        bound = CORRECTION_MASK if learner.importance_mask else None
+        return msgspec.structs.replace(self, importance_cap=CORRECTION_CAP, importance_mask=bound)
 
 
 class SFTLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,6 +314,10 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Supported values of `PolicyLoss.form`."""
     importance_levels: tuple[ImportanceLevel, ...] = ("token",)
     """Supported values of `PolicyLoss.importance_level`."""
+    importance_mask: bool = False
+    """Whether `PolicyLoss.importance_mask` is supported."""
+    numerics: str = ""
+    """The same as `EngineCapabilities.numerics`, of the learner."""
 
     def unsupported(self, optimizer: Optimizer, adapters: Sequence[LoRA | None]) -> list[str]:
         """Return as texts the given settings that the learner does not support.
@@ -321,6 +360,9 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             "an entropy bonus (PolicyLoss.entropy)": loss.entropy != 0 and not self.entropy,
             f"importance weights per {loss.importance_level} (PolicyLoss.importance_level)": (
                 loss.importance_level not in self.importance_levels
+            ),
+            "masks of calls (PolicyLoss.importance_mask)": (
+                loss.importance_mask is not None and not self.importance_mask
             ),
         }
         return [name for name, is_refused in refused.items() if is_refused]
@@ -405,7 +447,8 @@ class Learner(Protocol):
                 the loss uses the ratio of the current probabilities to the recorded ones.
 
         Raises:
-            ConfigError: an `importance_cap` without `old_logprobs`; value targets without a critic.
+            ConfigError: an `importance_cap` or `importance_mask` without `old_logprobs`; value
+                targets without a critic.
             DataError: a row is invalid; its tokens do not follow their grammar; it has not one
                 value target per call; the loss is of whole calls and a row has no `Row.responses`.
             UnsupportedError: the `capabilities` do not include the loss.

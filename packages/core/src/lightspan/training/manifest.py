@@ -14,7 +14,7 @@ from lightspan.algorithms.protocol import Algorithm
 from lightspan.schema.records import Json, fingerprint
 from lightspan.schema.routing import Routing
 from lightspan.training.folder import RunFolder
-from lightspan.training.results import Evaluation, FitResult, Outcomes
+from lightspan.training.results import Evaluation, FitResult, Outcomes, mismatch_text
 
 KEY: Final = "serving"
 """Key in `result.json` of the trained policies (`ServedRun`)."""
@@ -46,7 +46,7 @@ def fit_result(
         kept: evaluation by which the best weights were chosen; None if the run keeps its last
             weights.
     """
-    evaluations = folder.evaluations()
+    evaluations, metrics = folder.evaluations(), folder.metrics()
     failure_reward = evaluations[-1].failure_reward if evaluations else None
     return FitResult(
         folder=folder.path,
@@ -56,7 +56,8 @@ def fit_result(
         seconds=dict(seconds),
         steps=steps,
         kept=kept,
-        outcomes=Outcomes.of(folder.metrics()),
+        outcomes=Outcomes.of(metrics),
+        mismatch=mismatch_text(metrics),
     )
 
 

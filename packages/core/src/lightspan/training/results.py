@@ -277,6 +277,29 @@ class Outcomes(NamedTuple):
         return f"of {rollouts} in training {self.problems}" if self.problems else ""
 
 
+def mismatch_text(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return how much the probabilities of engine and learner differed in training, as text.
+
+    Empty if there was no importance weight or mask, which follow from an engine that computes in
+    another way than the learner.
+
+    Args:
+        metrics: lines of `metrics.jsonl`.
+    """
+    names = ("truncated", "masked")
+    means: dict[str, float] = {}
+    for name in ("mean", *names):
+        values = [line.get(f"learner/engine_ratio_{name}") for line in metrics]
+        numbers = [value for value in values if is_number(value)]
+        if numbers:
+            means[name] = math.fsum(numbers) / len(numbers)
+    shares = [f"{100 * means[name]:.2g} % {name}" for name in names if name in means]
+    if not shares:
+        return ""
+    ratio = f"differ by {means['mean']:.2g} nats a token, " if "mean" in means else ""
+    return f"engine and learner {ratio}{', '.join(shares)}"
+
+
 def counted(counts: Mapping[str, int]) -> str:
     """Return a text with the counts above 0, such as `2 unscored, 1 failed`."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -302,6 +325,9 @@ class FitResult:
     """
     outcomes: Outcomes = field(default_factory=Outcomes)
     """Counts of the training rollouts."""
+    mismatch: str = ""
+    """How much the probabilities of engine and learner differed in training, as text; empty if they
+    were computed by the same code, or nothing was trained."""
     prompts: Mapping[str, LearnedPrompt] = field(default_factory=dict)
     """Name → learned prompt with its original text; empty if no prompt was learned."""
 
@@ -330,7 +356,7 @@ class FitResult:
             metric: name of the reward.
         """
         of = "" if self.kept is None else f", keeping step {self.kept.step}"
-        trained = f"; {self.outcomes}" if str(self.outcomes) else ""
+        trained = "".join(f"; {text}" for text in (str(self.outcomes), self.mismatch) if text)
         gain, ends = self.gain, self.evaluations[:1] + self.evaluations[1:][-1:]
         if gain is None:
             each = " -> ".join(f"{one.mean:.2f} (n={len(one.rewards)})" for one in ends)

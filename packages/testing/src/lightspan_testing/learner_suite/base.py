@@ -73,5 +73,5 @@ class LearnerTests:
         match = "importance" if loss.form in learner.capabilities.loss_forms else loss.form
         old = learner.score(rows)
         with pytest.raises(UnsupportedError, match=match):
-            learner.update(rows, loss, old_logprobs=old if loss.importance_cap else None)
+            learner.update(rows, loss, old_logprobs=old if loss.needs_old_logprobs else None)
         return True

@@ -171,13 +171,37 @@ class LossTests(LearnerTests):
         assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
         assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
+    @pytest.mark.parametrize("cap", [None, 1.3])
+    def test_calls_whose_ratio_is_above_the_bound_have_no_gradient(
+        self, folder: Path, model: Any, cap: float | None
+    ) -> None:
+        learner = self.make_learner({"writer": folder}, token_budget=16 if cap else 100_000)
+        rows = make_call_rows(model)
+        old = moved_scores(learner.score(rows), rows, rng=random.Random(5))
+        ratios = sorted(
+            math.exp(sum(values[at] - row.logprobs[at] for at in range(start, start + length)))
+            for row, values in zip(rows, old, strict=True)
+            for start, length in row.responses
+        )
+        bound = max(1.01, ratios[len(ratios) // 2] * (1 + 1e-3))
+        assert ratios[0] < bound < ratios[-1]
+        loss = PolicyLoss(importance_cap=cap, importance_mask=bound, kl=0.0)
+        if self.refuses(learner, rows, loss):
+            return
+        total = reference_loss(model, rows, loss, old=old)
+        norm = take_step(reference_optimizer(model, SGD_LIKE), model, total)
+        metrics = learner.update(rows, loss, old_logprobs=old)
+        assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+        assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
     @pytest.mark.parametrize(
         "loss",
         [
             PolicyLoss(form="gspo"),
             PolicyLoss(importance_cap=2.0, importance_level="sequence"),
+            PolicyLoss(importance_mask=3.0),
         ],
-        ids=["gspo", "sequence"],
+        ids=["gspo", "sequence", "mask"],
     )
     def test_rows_that_do_not_say_where_their_calls_are_are_refused(
         self, folder: Path, model: Any, loss: PolicyLoss
@@ -190,7 +214,7 @@ class LossTests(LearnerTests):
         first = rows[0].responses[0]
         for wrong in ((), (first,), (first, first), (Response(len(rows[0].ids) - 1, 2),)):
             bad = [replace(rows[0], responses=wrong), *rows[1:]]
-            old = learner.score(bad) if loss.importance_cap else None
+            old = learner.score(bad) if loss.needs_old_logprobs else None
             with pytest.raises(DataError, match=r"rollout ro-0.*Row\.responses"):
                 learner.update(bad, loss, old_logprobs=old)
         assert learner.weight_hash("writer") == before
@@ -216,9 +240,13 @@ class LossTests(LearnerTests):
         assert metrics["ratio_mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4)
         assert metrics["ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
 
-    def test_an_importance_cap_without_old_logprobs_is_refused(
-        self, folder: Path, model: Any
+    @pytest.mark.parametrize("setting", ["importance_cap", "importance_mask"])
+    def test_importance_without_old_logprobs_is_refused(
+        self, folder: Path, model: Any, setting: str
     ) -> None:
         learner = self.make_learner({"writer": folder}, optimizer=SGD_LIKE)
-        with pytest.raises(ConfigError, match=r"importance_cap=2.*give old_logprobs"):
-            learner.update(make_rows(model), PolicyLoss(importance_cap=2.0))
+        loss = PolicyLoss(**{setting: 2.0})  # type: ignore[arg-type]
+        if self.refuses(learner, make_rows(model), loss):
+            return
+        with pytest.raises(ConfigError, match=rf"{setting}=2.*give old_logprobs"):
+            learner.update(make_rows(model), loss)

@@ -66,6 +66,9 @@ def reference_loss(
                 places = [place] if loss.importance_level == "token" else _call(row, place)
                 weight = math.exp(sum(before[at] - row.logprobs[at] for at in places))
                 value = value * min(weight, loss.importance_cap)
+            if old is not None and loss.importance_mask is not None:
+                log = sum(before[at] - row.logprobs[at] for at in _call(row, place))
+                value = value * (math.exp(log) <= loss.importance_mask)
             if base_logits is not None:
                 temperature = row.temperatures[place]
                 reference = (base_logits[place - 1] / temperature).log_softmax(-1)[row.ids[place]]

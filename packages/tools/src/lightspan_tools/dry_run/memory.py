@@ -59,7 +59,7 @@ async def try_update(session: Session, rows: Sequence[Row]) -> None:
     learner, loss = session.learner, session.algorithm.loss
 
     def update() -> None:
-        scored = isinstance(loss, PolicyLoss) and loss.importance_cap is not None
+        scored = isinstance(loss, PolicyLoss) and loss.needs_old_logprobs
         learner.update(rows, loss, old_logprobs=learner.score(rows) if scored else None)
 
     for _ in range(2):

@@ -70,6 +70,7 @@ from lightspan_torch.engine.weights import (
     check_device,
     hash_weights,
     load_model,
+    numerics,
     weight_change,
 )
 from lightspan_torch.threads import limit_threads
@@ -160,9 +161,6 @@ class TransformersEngine(TokenEngine):
         limit_threads(device)
         ranks = dict(lora or {})
         check_ranks(ranks, models)
-        self._capabilities = msgspec.structs.replace(
-            CAPABILITIES, lora=tuple(policy for policy, rank in ranks.items() if rank)
-        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._requests = 0
@@ -170,8 +168,10 @@ class TransformersEngine(TokenEngine):
         self._workers: dict[str, _PolicyWorker] = {}
         load = partial(load_model, device=device, dtype=dtype)
         shared = SharedModels(load)
+        loaded: list[Any] = []
         for policy, source in models.items():
             model = shared.load(source) if policy in ranks else load(source)
+            loaded.append(model)
             tokenizer = (tokenizers or {}).get(policy) or _tokenizer_of(
                 source, tool_parser=tool_parser, date=template_date
             )
@@ -199,6 +199,11 @@ class TransformersEngine(TokenEngine):
                 context=context,
                 settings=settings,
             )
+        self._capabilities = msgspec.structs.replace(
+            CAPABILITIES,
+            lora=tuple(policy for policy, rank in ranks.items() if rank),
+            numerics=numerics(loaded),
+        )
 
     @property
     def capabilities(self) -> EngineCapabilities:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,6 +138,16 @@ def check_device(device: str | torch.device) -> None:
             f"device={str(device)!r}: torch {torch.__version__} sees no CUDA GPU on this machine; "
             'use device="cpu", or a build of torch with CUDA where there is one'
         )
+
+
+def numerics(models: Iterable[Any]) -> str:
+    """Return the `numerics` of an engine or learner of this package (`EngineCapabilities`).
+
+    Args:
+        models: its transformers models.
+    """
+    kinds = sorted({f"{model.device.type} {model.dtype}" for model in models})
+    return f"lightspan_torch {', '.join(kinds)}"
 
 
 def avoid_cudnn_attention(device: str | torch.device) -> None:

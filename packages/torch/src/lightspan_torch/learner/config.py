@@ -29,7 +29,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
     """Device, such as `"cuda:1"`; None for the trainer's device."""
     token_budget: int | None = None
     """Maximum number of tokens in one forward pass, padding included; None for a default that
-    depends on the device. Lower it when memory runs out."""
+    depends on the device and the models. Lower it when memory runs out."""
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
     """Data type of the weights; None for float32, or bfloat16 with LoRA on a GPU."""
     share_prefixes: bool = True

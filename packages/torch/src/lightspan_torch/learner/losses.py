@@ -13,8 +13,13 @@ of each token's call.
 | `gspo` | max(-A·s, -A·clip(s, 1 - low, 1 + high)) | GSPO, 2507.18071 |
 | `cispo` | -sg[clip(r, 1 - low, 1 + high)] · A · log π | MiniMax-M1, 2506.13585 |
 
-with A the advantage, r = π/π_old of the token, s = exp(mean of log r over the call's tokens), and
-sg[…] without gradient.
+with A the advantage, r = π/π_old of the token, s = exp(mean of log r over the call's tokens that a
+grammar did not force), and sg[…] without gradient.
+
+The papers divide these losses by different numbers, which here are the row's weights: PPO has the
+mean over tokens; GSPO (eq. 5) the mean over sequences, `LightningRL(weight="transition")`; CISPO
+(eq. 4) the mean over all tokens of a group's answers, close to `weight="token"`, the mean over
+those of the step. The default, `weight="rollout"`, is none of these for rollouts of several calls.
 
 Notation: π is the policy that is trained. π_old is the denominator of the clipped ratio.
 π_behaviour is the policy from which the engine sampled the token. There are two forms (decoupled
@@ -26,11 +31,13 @@ difference between engine and learner would count twice:
 - *decoupled*: π_old is the learner's own score from before the update;
   loss = w · L(π/π_old) with w = min(π_old/π_behaviour, C) (truncated importance sampling), of the
   token, or of the call: w = min(Π π_old/π_behaviour, C) over its tokens. verl calls these
-  `rollout_is: token` and `rollout_is: sequence`.
+  `rollout_is: token` and `rollout_is: sequence`. Calls with Π π_old/π_behaviour above a bound can
+  be left out (`call_kept`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -154,16 +161,24 @@ def cispo_loss(
     return ClippedLoss(-bounded * advantages * logprobs, ratio, bounded != ratio)
 
 
-def call_ratios(logprobs: Tensor, old_logprobs: Tensor, calls: Tensor) -> Tensor:
+def call_ratios(
+    logprobs: Tensor, old_logprobs: Tensor, calls: Tensor, forced: Tensor | None = None
+) -> Tensor:
     """Return for each token s = exp(mean of log π/π_old over the token's call), without gradient.
+
+    Forced tokens are not in the mean: the policy does not choose them, and their ratio is always 1.
+    In the mean they would move s towards 1, so that an answer of mostly forced tokens would hardly
+    ever be clipped. GSPO's paper has no such tokens.
 
     Args:
         logprobs: log π of each token.
         old_logprobs: log π_old of each token.
         calls: number of each token's call, from 0.
+        forced: True for each token that was the only one its grammar allowed; None for none.
     """
-    sums = _sums(logprobs - old_logprobs, calls)
-    counts = _sums(torch.ones_like(logprobs), calls)
+    free = torch.ones_like(logprobs) if forced is None else (~forced).to(logprobs.dtype)
+    sums = _sums((logprobs - old_logprobs) * free, calls)
+    counts = _sums(free, calls).clamp(min=1.0)
     return (sums / counts).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().to(logprobs.dtype)
 
 
@@ -209,13 +224,35 @@ def call_importance_weight(
     return weights.to(old_logprobs.dtype)
 
 
+def call_kept(
+    old_logprobs: Tensor, behaviour_logprobs: Tensor, calls: Tensor, bound: float
+) -> Tensor:
+    """Return for each token 1 if Π π_old/π_behaviour over its call is at most `bound`, else 0.
+
+    Calls above the bound get no gradient. TRL 1.16 does so by default with vLLM
+    (`vllm_importance_sampling_mode="sequence_mask"`, bound 3). verl calls it rejection sampling.
+
+    Args:
+        old_logprobs: log π_old of each token.
+        behaviour_logprobs: log π_behaviour of each token.
+        calls: number of each token's call, from 0.
+        bound: maximum ratio of a call.
+    """
+    logs = _sums(old_logprobs - behaviour_logprobs, calls)
+    return (logs <= math.log(bound)).to(old_logprobs.dtype)
+
+
 def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
     """Estimate KL(π‖π_base) from tokens of π (J. Schulman, "Approximating KL divergence", 2020).
 
     With x = log π - log π_base:
     - k2 = x²/2: biased value; as a loss, its expected gradient is that of KL(π‖π_base).
     - k3 = exp(-x) - 1 + x: unbiased, never negative; as a loss, its expected gradient is that of
-      KL(π_base‖π).
+      KL(π_base‖π). This is the term of GRPO (arXiv 2402.03300, eq. 4).
+
+    These gradients hold for tokens that π sampled. Tokens of older weights or of another engine are
+    not reweighted here; DeepSeek-V3.2 (2512.02556) and TRL 1.16 multiply k3 by π/π_old, whose
+    gradient is that of KL(π‖π_base).
 
     x itself, called k1, is no loss: its expected gradient is zero.
     """

@@ -32,6 +32,8 @@ class TokenValues(NamedTuple):
     call_importance: Tensor | None = None
     """Importance weight of the token's call; None if the loss weights tokens, or does not
     weight."""
+    call_kept: Tensor | None = None
+    """0 for tokens of masked calls, else 1; None if the loss masks no calls."""
 
     def at(self, entries: Tensor) -> TokenValues:
         """Return the values of some of the tokens; `entries` are their indices."""
@@ -65,6 +67,8 @@ def policy_losses(
     elif values.old is not None and loss.importance_cap is not None:
         weight = losses.importance_weight(old, values.behaviour, loss.importance_cap)
         per_token = per_token * weight
+    if values.call_kept is not None:
+        per_token = per_token * values.call_kept
     if values.base is not None:
         divergence = losses.kl_divergence(logprobs, values.base, loss.kl_estimator)
         per_token = per_token + loss.kl * divergence

@@ -96,8 +96,8 @@ class SelectedTokens:
     def add_call_values(self, loss: PolicyLoss, logprobs: Callable[[], Tensor]) -> None:
         """Compute the inputs of the loss that are the same for all tokens of a call.
 
-        These are GSPO's ratio and the importance weight of a call. They must be computed before the
-        first chunk, because a call's tokens may be in several chunks.
+        These are GSPO's ratio, the importance weight of a call and whether it is masked. They must
+        be computed before the first chunk, because a call's tokens may be in several chunks.
 
         Args:
             loss: the loss's settings.
@@ -111,11 +111,24 @@ class SelectedTokens:
         behaviour = self.values.behaviour
         old = behaviour if self.values.old is None else self.values.old
         if loss.form == "gspo":
-            ratios = losses.call_ratios(logprobs(), old, calls)
+            ratios = losses.call_ratios(logprobs(), old, calls, self._forced())
             self.values = self.values._replace(call_ratios=ratios)
         if loss.importance_level == "sequence" and loss.importance_cap is not None:
             importance = losses.call_importance_weight(old, behaviour, calls, loss.importance_cap)
             self.values = self.values._replace(call_importance=importance)
+        if loss.importance_mask is not None:
+            kept = losses.call_kept(old, behaviour, calls, loss.importance_mask)
+            self.values = self.values._replace(call_kept=kept)
+
+    def _forced(self) -> Tensor | None:
+        """Return [N] True for each token that was the only one its grammar allowed.
+
+        None if no row has a grammar.
+        """
+        if self._allowed is None:
+            return None
+        sizes = (~forbidden(self._allowed, 8 * self._allowed.shape[-1])).sum(-1)
+        return (sizes == 1)[self._kind]
 
     def by_row(self, values: Tensor) -> list[list[float]]:
         """Split the values of the N tokens into a list per row."""

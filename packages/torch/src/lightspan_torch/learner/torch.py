@@ -53,6 +53,7 @@ from lightspan_torch.engine.weights import (
     avoid_cudnn_attention,
     check_device,
     load_model,
+    numerics,
 )
 from lightspan_torch.learner.checkpoint import (
     FORMAT,
@@ -107,6 +108,7 @@ CAPABILITIES: Final = LearnerCapabilities(
     values=True,
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
+    importance_mask=True,
 )
 
 
@@ -121,7 +123,7 @@ class TorchLearner(Learner):
         device: `"cpu"`, `"cuda"` or `"cuda:0"`.
         dtype: data type of the weights; None for `default_dtype`.
         token_budget: maximum number of tokens in one forward pass, padding included; None for a
-            default that depends on the device. Lower it when memory runs out.
+            default that depends on the device and the models. Lower it when memory runs out.
         seed: seed of all randomness.
         share_prefixes: whether a common prefix of several rows is computed once. Rows are computed
             separately if the model does not support this, or in updates with LoRA's dropout,
@@ -156,7 +158,6 @@ class TorchLearner(Learner):
         avoid_cudnn_attention(device)
         limit_threads(device)
         self._device = torch.device(device)
-        self._budget = token_budget or default_token_budget(device)
         self._seed = seed
         adapters = lora if isinstance(lora, Mapping) else dict.fromkeys(models, lora)
         self._tokenizers = dict(tokenizers or {})
@@ -196,14 +197,17 @@ class TorchLearner(Learner):
             if critic is not None
         }
         """Policy → value head; no entries without a critic."""
+        models_of = [model.plain for model in self._models.values()]
+        self._budget = token_budget or default_token_budget(device, models_of)
         self._random = initial_random_state(seed, self._device)
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → (last published version, number of optimiser steps at that time)."""
+        self._numerics = numerics(models_of)
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
 
     @property
     def capabilities(self) -> LearnerCapabilities:
-        return CAPABILITIES
+        return msgspec.structs.replace(CAPABILITIES, numerics=self._numerics)
 
     def policies(self) -> list[str]:
         return list(self._models)

@@ -42,10 +42,11 @@ def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, 
 
 def check_loss(loss: Loss, old_logprobs: Sequence[Sequence[float]] | None) -> None:
     """Raise `ConfigError` if a loss needs `old_logprobs` but they are None."""
-    if isinstance(loss, PolicyLoss) and loss.importance_cap is not None and old_logprobs is None:
+    if isinstance(loss, PolicyLoss) and loss.needs_old_logprobs and old_logprobs is None:
+        name = "importance_mask" if loss.importance_cap is None else "importance_cap"
         raise ConfigError(
-            f"importance_cap={loss.importance_cap} needs the learner's scores before the update: "
-            "give old_logprobs, or importance_cap=None"
+            f"{name}={getattr(loss, name)} needs the learner's scores before the update: "
+            f"give old_logprobs, or {name}=None"
         )
 
 
