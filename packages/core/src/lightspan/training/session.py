@@ -19,10 +19,12 @@ from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
+from lightspan.lightning.forks import ForkPoint
 from lightspan.lightning.rollout_checks import RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
+from lightspan.progress import plural
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
@@ -30,7 +32,7 @@ from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners, WatchedRunners
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id, task_id
-from lightspan.schema.resources import ROUTING, NamedResources, Resources
+from lightspan.schema.resources import ROUTING, NamedResources, Resources, routing_of
 from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_whole, parse_gateway_address
 from lightspan.stores import open_store, take_credentials
@@ -427,6 +429,31 @@ class Session:
         episodes = await self.collector.run(rollouts, self._title(mode))
         return await self._process(rollouts, episodes, mode)
 
+    async def forks(self, points: Sequence[ForkPoint], count: int) -> list[Episode]:
+        check_whole("forks: count", count, 1)
+        for point in points:
+            if point.refusal:
+                raise ConfigError(
+                    f"forks: {point.attempt_id}, call {point.number}: {point.refusal}"
+                )
+        if getattr(self.algorithm, "overlap", 0):
+            raise ConfigError(
+                "forks: with overlap= a recorded attempt may be of older weights, and the calls "
+                "that a fork repeats are not corrected for that: use overlap=0"
+            )
+        rollouts = await self._plan_forks(points, count)
+        episodes = await self.collector.run(rollouts, self._title(Mode.TRAIN, "forks"))
+        pairs = list(zip(rollouts, episodes, strict=True))
+        departed = [episode for episode in episodes if episode.departed]
+        if departed:
+            self.note(
+                f"{len(departed)} of {plural(len(episodes), 'fork')} left out: they departed from "
+                f"the attempt that they repeat (for example {departed[0].departed})"
+            )
+        kept = [pair for pair in pairs if not pair[1].departed]
+        mode = Mode.TRAIN if any(r.mode is Mode.TRAIN for r in rollouts) else Mode.DEV
+        return await self._process([r for r, _ in kept], [e for _, e in kept], mode)
+
     async def submit(
         self,
         tasks: Sequence[Json],
@@ -527,10 +554,27 @@ class Session:
             for member in range(group_size)
         ]
 
-    def _title(self, mode: Mode) -> str:
+    async def _plan_forks(self, points: Sequence[ForkPoint], count: int) -> list[Rollout]:
+        """Return the rollouts that repeat recorded attempts up to `points`, `count` for each."""
+        states = await self.store.rollouts([point.rollout_id for point in points])
+        parents = {state.rollout.rollout_id: state.rollout for state in states}
+        planned: list[Rollout] = []
+        for point in points:
+            parent = parents[point.rollout_id]
+            named = await self.store.get_resources(parent.resources_id)
+            routing = routing_of(named)  # the same but for the address, if that has changed
+            if routing.gateway_url != self._routing.gateway_url:
+                routing = msgspec.structs.replace(routing, gateway_url=self._routing.gateway_url)
+                named = {**named, ROUTING: routing}
+            resources_id = await self.store.put_resources(named)
+            forks = self._plan_rollouts([parent.task], count, parent.mode, [resources_id])
+            planned += [msgspec.structs.replace(fork, fork=point.fork) for fork in forks]
+        return planned
+
+    def _title(self, mode: Mode, what: str = "") -> str:
         step = f"step {self.state.step}"
         titles = {Mode.DEV: "dry run", Mode.VAL: f"{step}: evaluating"}
-        return titles.get(mode, f"{step}/{self.last_step}")
+        return what or titles.get(mode, f"{step}/{self.last_step}")
 
     async def learn(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
