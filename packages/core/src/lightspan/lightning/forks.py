@@ -8,7 +8,7 @@ gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ from lightspan.schema.token_records import CallOutcome
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.RESAMPLED, CallOutcome.REPLAYED)
 
 
-class ForkPoint(msgspec.Struct, frozen=True, kw_only=True):
+class ForkPoint(msgspec.Struct, frozen=True):
     """A call of a recorded attempt at which it can be forked, or the end of the attempt."""
 
     rollout_id: str
@@ -39,8 +39,7 @@ class ForkPoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fork(self) -> Fork:
         """The value of `Rollout.fork` for a fork at this point."""
-        call_id = "" if self.call is None else self.call.call_id
-        return Fork(attempt_id=self.attempt_id, call_id=call_id)
+        return Fork(attempt_id=self.attempt_id, call_id=self.call.call_id if self.call else "")
 
 
 def fork_points(episode: Episode) -> list[ForkPoint]:
@@ -49,70 +48,47 @@ def fork_points(episode: Episode) -> list[ForkPoint]:
     Calls that were recorded after the end of the attempt are left out.
     """
     calls = list({call.call_id: call for call in reversed(episode.calls)}.values())[::-1]
-    refusal = _episode_refusal(episode)
-    points = []
-    for place, call in enumerate([*calls, None]):
-        before = calls[:place]
-        if call is not None and call.sequence_start is not None:
-            start = call.sequence_start
-            before = [c for c in before if c.sequence_end is None or c.sequence_end < start]
+    whole, points = _episode_refusal(episode), []
+    for number, call in enumerate([*calls, None], start=1):
+        start = math.inf if call is None else call.sequence_start
+        limit = -1 if start is None else start
+        before = [
+            c for c in calls[: number - 1] if c.sequence_end is None or c.sequence_end < limit
+        ]
+        refusal = whole or next(filter(None, (_refusal(c, 1 + calls.index(c)) for c in before)), "")
+        if start is None:
+            refusal = whole or f"it is {_PAST}"
         ended = sorted((c.sequence_end, c.call_id) for c in before if c.sequence_end is not None)
+        prefix = tuple(call_id for _, call_id in ended)
         points.append(
-            ForkPoint(
-                rollout_id=episode.rollout_id,
-                attempt_id=episode.attempt_id,
-                call=call,
-                number=place + 1,
-                prefix=tuple(call_id for _, call_id in ended),
-                refusal=refusal or _own_refusal(call) or _prefix_refusal(before, calls),
-            )
+            ForkPoint(episode.rollout_id, episode.attempt_id, call, number, prefix, refusal)
         )
     return points
+
+
+_PAST: Final = (
+    "a call that did not go through the gateway, so its answer cannot be given again: serve its "
+    'agent there, with frozen="base" or frozen=LLM(…), and record the rollout again'
+)
 
 
 def _episode_refusal(episode: Episode) -> str:
     if episode.mode is Mode.PRODUCTION:
         return "the app was recorded in production, where no runner can repeat it"
-    if episode.departed:
-        return (
-            f"the attempt itself departed from the one that it was forked from: {episode.departed}"
-        )
-    if not episode.finished:
-        return "the attempt is still running, was lost or was cancelled: fork one that ended"
-    if episode.capture_errors:
-        return f"the attempt is damaged: {episode.capture_errors[0]}"
-    return ""
+    if episode.departed or episode.capture_errors:
+        return f"the attempt is damaged: {episode.departed or episode.capture_errors[0]}"
+    return (
+        "" if episode.finished else "the attempt is running, lost or cancelled: fork one that ended"
+    )
 
 
-def _own_refusal(call: Call | None) -> str:
-    if call is not None and call.sequence_start is None:
-        return f"it is {_PAST.format(call.agent_path)}"
-    return ""
-
-
-_PAST: Final = (
-    "a call of {!r} that did not go through the gateway, so its answer cannot be given again: "
-    'serve the agent there, with frozen="base" or frozen=LLM(…), and record the rollout again'
-)
-
-
-def _prefix_refusal(before: Iterable[Call], calls: list[Call]) -> str:
-    """Return why the calls of a prefix cannot be answered as recorded; empty if they can.
-
-    Args:
-        before: the calls of the prefix, and those without a sequence number that may be part of it.
-        calls: all calls of the attempt in causal order, from which calls are numbered.
-    """
-    for call in before:
-        name = f"call {calls.index(call) + 1} before it"
-        if call.sequence_end is None:
-            return f"{name} is {_PAST.format(call.agent_path)}"
-        if call.outcome not in _ANSWERED:
-            return (
-                f"{name}, of {call.agent_path!r}, has no answer that reached the app "
-                f"({call.outcome}): fork at that call, at an earlier one, or another attempt"
-            )
-        is_sampled = call.outcome is not CallOutcome.REPLAYED and call.route is not Route.ENDPOINT
-        if is_sampled and call.record is None:
-            return f"{name}, of {call.agent_path!r}, has no recorded tokens: fork another attempt"
-    return ""
+def _refusal(call: Call, number: int) -> str:
+    """Return why a call of a prefix cannot be answered as recorded; empty if it can be."""
+    name = f"call {number} before it, of {call.agent_path!r}, "
+    if call.sequence_end is None:
+        return f"{name}is {_PAST}"
+    if call.outcome not in _ANSWERED:
+        return f"{name}has no answer that reached the app ({call.outcome}): fork before its end"
+    has_tokens = call.record is not None or call.route is Route.ENDPOINT
+    is_gone = not has_tokens and call.outcome is not CallOutcome.REPLAYED
+    return f"{name}has no recorded tokens: fork another attempt" if is_gone else ""

@@ -140,11 +140,8 @@ class Coverage:
     @property
     def _made(self) -> list[CallCoverage]:
         """The selected calls, and the replayed calls of agents to train."""
-        return [
-            entry
-            for entry in self.entries
-            if entry.status is not _FROZEN and entry.rejection is not Rejection.LATE
-        ]
+        entries = [entry for entry in self.entries if entry.status is not _FROZEN]
+        return [entry for entry in entries if entry.rejection is not Rejection.LATE]
 
     @cached_property
     def turns(self) -> Turns:

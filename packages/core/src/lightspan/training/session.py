@@ -442,17 +442,15 @@ class Session:
                 "that a fork repeats are not corrected for that: use overlap=0"
             )
         rollouts = await self._plan_forks(points, count)
-        episodes = await self.collector.run(rollouts, self._title(Mode.TRAIN, "forks"))
-        pairs = list(zip(rollouts, episodes, strict=True))
-        departed = [episode for episode in episodes if episode.departed]
-        if departed:
+        episodes = await self.collector.run(rollouts, f"step {self.state.step}: forks")
+        if departed := [episode.departed for episode in episodes if episode.departed]:
             self.note(
                 f"{len(departed)} of {plural(len(episodes), 'fork')} left out: they departed from "
-                f"the attempt that they repeat (for example {departed[0].departed})"
+                f"the attempt that they repeat (for example: {departed[0]})"
             )
-        kept = [pair for pair in pairs if not pair[1].departed]
-        mode = Mode.TRAIN if any(r.mode is Mode.TRAIN for r in rollouts) else Mode.DEV
-        return await self._process([r for r, _ in kept], [e for _, e in kept], mode)
+        kept = [n for n, episode in enumerate(episodes) if not episode.departed]
+        mode = rollouts[0].mode if rollouts else Mode.TRAIN
+        return await self._process([rollouts[n] for n in kept], [episodes[n] for n in kept], mode)
 
     async def submit(
         self,
@@ -562,19 +560,17 @@ class Session:
         for point in points:
             parent = parents[point.rollout_id]
             named = await self.store.get_resources(parent.resources_id)
-            routing = routing_of(named)  # the same but for the address, if that has changed
-            if routing.gateway_url != self._routing.gateway_url:
-                routing = msgspec.structs.replace(routing, gateway_url=self._routing.gateway_url)
-                named = {**named, ROUTING: routing}
-            resources_id = await self.store.put_resources(named)
-            forks = self._plan_rollouts([parent.task], count, parent.mode, [resources_id])
+            url = self._routing.gateway_url  # another one in a later process
+            routing = msgspec.structs.replace(routing_of(named), gateway_url=url)
+            ids = [await self.store.put_resources({**named, ROUTING: routing})]
+            forks = self._plan_rollouts([parent.task], count, parent.mode, ids)
             planned += [msgspec.structs.replace(fork, fork=point.fork) for fork in forks]
         return planned
 
-    def _title(self, mode: Mode, what: str = "") -> str:
+    def _title(self, mode: Mode) -> str:
         step = f"step {self.state.step}"
         titles = {Mode.DEV: "dry run", Mode.VAL: f"{step}: evaluating"}
-        return what or titles.get(mode, f"{step}/{self.last_step}")
+        return titles.get(mode, f"{step}/{self.last_step}")
 
     async def learn(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
