@@ -441,16 +441,23 @@ class Session:
                 "forks: with overlap= a recorded attempt may be of older weights, and the calls "
                 "that a fork repeats are not corrected for that: use overlap=0"
             )
-        rollouts = await self._plan_forks(points, count)
-        episodes = await self.collector.run(rollouts, f"step {self.state.step}: forks")
-        if departed := [episode.departed for episode in episodes if episode.departed]:
+        forks = await self.run_forks(points, count)
+        if departed := [episode.departed for _, episode in forks if episode.departed]:
             self.note(
-                f"{len(departed)} of {plural(len(episodes), 'fork')} left out: they departed from "
+                f"{len(departed)} of {plural(len(forks), 'fork')} left out: they departed from "
                 f"the attempt that they repeat (for example: {departed[0]})"
             )
-        kept = [n for n, episode in enumerate(episodes) if not episode.departed]
-        mode = rollouts[0].mode if rollouts else Mode.TRAIN
-        return await self._process([rollouts[n] for n in kept], [episodes[n] for n in kept], mode)
+        kept = [pair for pair in forks if not pair[1].departed]
+        mode = kept[0][0].mode if kept else Mode.TRAIN
+        return await self._process([r for r, _ in kept], [episode for _, episode in kept], mode)
+
+    async def run_forks(
+        self, points: Sequence[ForkPoint], count: int
+    ) -> list[tuple[Rollout, Episode]]:
+        """Run forks as the method `forks`; return departed ones too, without further checks."""
+        rollouts = await self._plan_forks(points, count)
+        episodes = await self.collector.run(rollouts, f"step {self.state.step}: forks")
+        return list(zip(rollouts, episodes, strict=True))
 
     async def submit(
         self,
