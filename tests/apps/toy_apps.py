@@ -155,3 +155,14 @@ def converses(task: dict[str, Any]) -> float:
     with lightspan.agent("checker"):
         say(str(messages), max_tokens=2, at=own)
     return letters(str(messages[1:]))
+
+
+@lightspan.rollout
+def counts(task: dict[str, Any]) -> float:
+    """Call the writer once; the reward is the number of rollouts so far, kept in a file."""
+    path = Path(task["count"])
+    with lightspan.agent("writer"):
+        say(task["q"])
+    with path.open("a") as file:
+        file.write("1")
+    return float(len(path.read_text()))

@@ -552,6 +552,5 @@ async def test_points_behind_a_failed_call_are_refused(store: Store) -> None:
         points = fork_points(parent)
         assert [bool(point.refusal) for point in points] == [False, False, True, True]
         assert points[2].refusal == (
-            "call 2 before it, of 'app', has no answer that reached the app (error): fork before "
-            "its end"
+            "call 2, of 'app', has no answer that reached the app (error): fork before its end"
         )

@@ -14,7 +14,15 @@ from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.redaction import bounded_text
 from lightspan.schema.routing import agent_name
-from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
+from lightspan.schema.spans import (
+    Attributes,
+    Span,
+    SpanKind,
+    SpanLink,
+    SpanStatus,
+    clean_attributes,
+    now_ns,
+)
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store, StoredCall
@@ -185,12 +193,19 @@ def call_span(
     }
     # the gateway itself keeps the conversation, and records it whole
     request.pop(c.CALL_CONTEXT, None)
+    links: list[SpanLink] = []
     if info.is_fork:
         attributes = {**attributes, c.REPLAY_FORK: True}
-    if info.replay_of:  # the other attempt has the texts
+    if info.repeats is not None:  # the other attempt has the texts
         both = {**request, **attributes}
         request = {key: both[key] for key in _REPLAYED_KEYS if key in both}
-        attributes = {c.REPLAYED_FROM: info.replay_of, c.REPLAY_REQUEST: info.request_id}
+        repeated = info.repeats.span
+        attributes = {
+            c.REPLAYED_FROM: repeated.attempt_id,
+            c.REPLAYED_ROLLOUT: repeated.rollout_id,
+            c.REPLAY_REQUEST: info.request_id,
+        }
+        links = [SpanLink(repeated.trace_id, repeated.span_id)]
     model = info.body.get("model", "")
     span = Span(
         span_id=info.span_id,
@@ -205,6 +220,7 @@ def call_span(
         status=SpanStatus.ERROR if outcome is CallOutcome.ERROR else SpanStatus.OK,
         status_message=bounded_text(message),
         attributes=clean_attributes({**request, **attributes}),
+        links=links,
         sequence_start=info.sequence_start,
         sequence_end=end,
     )

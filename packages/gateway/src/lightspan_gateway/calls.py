@@ -144,9 +144,9 @@ class CallInfo:
     """Seconds for which the call continues after its last client disconnected."""
     sequence_start: int = 0
     """Sequence number of the call's start; 0 until the call starts."""
-    replay_of: str = ""
-    """Id of the attempt whose recorded answer answers the call; empty if there is none. Then
-    `call_id` is that of the recorded call."""
+    repeats: RecordedCall | None = None
+    """The call of another attempt whose answer is given again, under the same call id; None for
+    other calls."""
     request_id: str = ""
     """Call id that the client sent with a replayed call; empty for other calls."""
     is_fork: bool = False
@@ -220,7 +220,7 @@ class ServedCall(ABC):
     @property
     def outcome(self) -> CallOutcome:
         """The outcome that is recorded if the call is answered."""
-        return CallOutcome.REPLAYED if self.info.replay_of else CallOutcome.OK
+        return CallOutcome.REPLAYED if self.info.repeats is not None else CallOutcome.OK
 
     @property
     def active(self) -> bool:

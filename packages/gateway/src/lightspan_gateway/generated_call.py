@@ -118,7 +118,7 @@ class GeneratedCall(ServedCall):
 
     @property
     def outcome(self) -> CallOutcome:
-        is_resampled = self.resampled and not self.info.replay_of
+        is_resampled = self.resampled and self.info.repeats is None
         return CallOutcome.RESAMPLED if is_resampled else super().outcome
 
     def restore(self, recorded: RecordedCall) -> None:

@@ -164,15 +164,15 @@ class RequestHandler:
                 raise _another_request(call_id)
             is_proxied = info.target.route is Route.ENDPOINT
             create = self._proxied_call if is_proxied else self._generated_call
-            if info.replay_of:
-                _check_answer(info, recorded, is_proxied=is_proxied)
+            if info.repeats is not None:
+                _check_answer(info, info.repeats, is_proxied=is_proxied)
             call = await create(info, parse, recorded)
             if call_id not in session.calls:  # else a retry created it during the await above
                 number = None if recorded is None else recorded.span.sequence_start
                 info.sequence_start = info.sequence_start or number or session.next_sequence()
                 if not self._access.log.needs_bodies:
                     info.body, call.overrides = {}, dict.fromkeys(call.overrides)
-                if info.replay_of:
+                if info.repeats is not None:
                     await self._record_replay(call)
                 session.add(call)
         call = session.calls[call_id]
@@ -391,12 +391,12 @@ async def _await_turn(info: CallInfo) -> None:
         recorded = session.recorded[placement.call_id] = replay.calls[placement.call_id]
         info.request_id, info.call_id = info.call_id, placement.call_id
         info.span_id = _span_id(session, info.call_id)
-        info.replay_of, info.sequence_start = recorded.span.attempt_id, start
+        info.repeats, info.sequence_start = recorded, start
 
 
-def _check_answer(info: CallInfo, recorded: RecordedCall | None, *, is_proxied: bool) -> None:
+def _check_answer(info: CallInfo, recorded: RecordedCall, *, is_proxied: bool) -> None:
     """Raise `ApiError` unless the store has the answer of a call that is to be replayed."""
-    values = {} if recorded is None else recorded.span.attributes
+    values = recorded.span.attributes
     if values.get(c.CALL_OUTCOME) not in (*_ANSWERED, CallOutcome.RESAMPLED):
         raise _depart(info, "its recorded answer did not reach the app, or is gone from the store")
     if is_proxied and values.get(c.KEYS_REPLACED):

@@ -39,7 +39,11 @@ class ForkPoint(msgspec.Struct, frozen=True):
     @property
     def fork(self) -> Fork:
         """The value of `Rollout.fork` for a fork at this point."""
-        return Fork(attempt_id=self.attempt_id, call_id=self.call.call_id if self.call else "")
+        return Fork(
+            attempt_id=self.attempt_id,
+            call_id=self.call.call_id if self.call else "",
+            rollout_id=self.rollout_id,
+        )
 
 
 def fork_points(episode: Episode) -> list[ForkPoint]:
@@ -67,8 +71,8 @@ def fork_points(episode: Episode) -> list[ForkPoint]:
 
 
 _PAST: Final = (
-    "a call that did not go through the gateway, so its answer cannot be given again: serve its "
-    'agent there, with frozen="base" or frozen=LLM(…), and record the rollout again'
+    "not a call of the gateway, so its answer cannot be given again; serve its agent there "
+    '(frozen="base" or frozen=LLM(…)) and run the task again'
 )
 
 
@@ -84,7 +88,7 @@ def _episode_refusal(episode: Episode) -> str:
 
 def _refusal(call: Call, number: int) -> str:
     """Return why a call of a prefix cannot be answered as recorded; empty if it can be."""
-    name = f"call {number} before it, of {call.agent_path!r}, "
+    name = f"call {number}, of {call.agent_path!r}, "
     if call.sequence_end is None:
         return f"{name}is {_PAST}"
     if call.outcome not in _ANSWERED:

@@ -212,6 +212,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the recorded attempt."""
     call_id: str = ""
     """Id of the first call that is sampled anew; empty to repeat the whole attempt."""
+    rollout_id: str = ""
+    """Id of the recorded attempt's rollout, to which tools link."""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,6 +343,8 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: str = ""
     reward: Reward | None = None
     """The reward that the attempt's report gave; None before its end and if there is none."""
+    fork: Fork | None = None
+    """The attempt that the rollout repeats up to a call; None if it repeats none."""
     feedback: Reward | None = None
     """The feedback on the attempt, or else the last feedback on one of its calls; None if there is
     none."""

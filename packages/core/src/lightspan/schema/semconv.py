@@ -99,6 +99,8 @@ CALL_RESAMPLED: Final = "lightspan.call.resampled"
 never changes."""
 REPLAYED_FROM: Final = "lightspan.replay.attempt_id"
 """Id of the attempt whose recorded answer was given again. There the call has the same call id."""
+REPLAYED_ROLLOUT: Final = "lightspan.replay.rollout_id"
+"""Id of the rollout of that attempt."""
 REPLAY_REQUEST: Final = "lightspan.replay.request_id"
 """Call id that the client sent with a replayed call, which is recorded under the id of the call
 that it repeats."""
