@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
+import aiohttp
+import anthropic
 import msgspec
 import openai
 import pytest
@@ -554,3 +557,116 @@ async def test_points_behind_a_failed_call_are_refused(store: Store) -> None:
         assert points[2].refusal == (
             "call 2, of 'app', has no answer that reached the app (error): fork before its end"
         )
+
+
+# --- programs without the SDK patch -----------------------------------------------------------
+def calls_of(rig: Rig) -> list[Any]:
+    """Return the latest call of the newest attempt."""
+    sessions = {each.attempt_id: each for each in rig.gateway.access.sessions()}
+    return [*sessions[rig.attempt.attempt_id].calls.values()][-1:]
+
+
+async def test_plain_http(store: Store) -> None:
+    """Check a program that sends no header of lightspan, and repeats a request as SDKs do."""
+    async with make_rig(store, answers()) as rig:
+        said: list[Any] = []
+
+        async def app(client: Client) -> None:
+            messages: list[Any] = [{"role": "user", "content": "begin"}]
+            headers = {"Authorization": f"Bearer {rig.attempt.call_token}"}
+            url = f"{rig.gateway.url}/agents/writer/v1/chat/completions"
+            async with aiohttp.ClientSession(headers=headers) as session:
+                for _ in range(3):
+                    for retry in ("0", "1"):
+                        more = {"x-stainless-retry-count": retry}
+                        body = {"model": "m", "messages": messages}
+                        async with session.post(url, json=body, headers=more) as response:
+                            answer = await response.json()
+                            assert response.status == 200, answer
+                        for call in calls_of(rig) if retry == "0" else ():
+                            call.delivered = False  # as if the answer had been lost
+                    message = answer["choices"][0]["message"]
+                    messages += [message, {"role": "user", "content": "go on"}]
+            said.append(messages)
+
+        parent = await run(rig, app)
+        child = await run(rig, app, fork_points(parent)[2].fork)
+        assert not child.departed
+        assert outcomes(child) == ["replayed", "replayed", "ok"]
+        assert said[0][:5] == said[1][:5]
+        assert said[0][5] != said[1][5]
+
+
+async def test_anthropic_messages(store: Store) -> None:
+    async with make_rig(store, answers()) as rig:
+        said: list[Any] = []
+
+        async def app(client: Client) -> None:
+            key, url = rig.attempt.call_token, rig.gateway.url
+            async with anthropic.AsyncAnthropic(api_key=key, base_url=url) as sdk:
+                messages: list[Any] = [{"role": "user", "content": "begin"}]
+                for number in range(3):
+                    answer = await sdk.messages.create(
+                        model="policy",
+                        max_tokens=50,
+                        messages=messages,
+                        extra_headers=rig.headers(f"{client.name}-{number}"),
+                    )
+                    said.append(answer.to_dict())
+                    messages += [
+                        {"role": "assistant", "content": said[-1]["content"]},
+                        {"role": "user", "content": "go on"},
+                    ]
+
+        parent = await run(rig, app)
+        child = await run(rig, app, fork_points(parent)[2].fork)
+        assert outcomes(child) == ["replayed", "replayed", "ok"]
+        assert [m["content"] for m in said[:2]] == [m["content"] for m in said[3:5]]
+        assert [m["id"] for m in said[:2]] == [m["id"] for m in said[3:5]]
+        assert said[2]["content"] != said[5]["content"]
+
+
+def waiting(rig: Rig) -> bool:
+    """Return whether a request of an attempt waits for its turn."""
+    sessions = rig.gateway.access.sessions()
+    return any(session.replay and session.replay.waiting for session in sessions)
+
+
+async def test_a_client_that_leaves_while_it_waits(store: Store) -> None:
+    """Check a request that waits for its turn, is given up and comes again."""
+    async with make_rig(store, answers()) as rig:
+        is_parent = True
+
+        async def app(client: Client) -> None:
+            async def ask(text: str) -> Any:
+                return await client.ask(text, agent=text)
+
+            if is_parent:
+                await asyncio.gather(ask("one"), ask("two"))
+                await ask("three")
+                return
+            late = asyncio.create_task(ask("three"))
+            await until(lambda: waiting(rig))
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+            await until(lambda: not waiting(rig))
+            await asyncio.gather(ask("one"), ask("two"))
+            await ask("three")
+
+        parent = await run(rig, app)
+        is_parent = False
+        child = await run(rig, app, fork_points(parent)[2].fork)
+        assert not child.departed
+        assert sorted(outcomes(child)) == ["cancelled", "ok", "replayed", "replayed"]
+
+
+async def test_recorded_answers_that_are_gone(store: Store) -> None:
+    """Check a fork of an attempt whose tokens the store does not have."""
+    async with make_rig(store, answers()) as rig:
+        parent = await run(rig, chain)
+        read = store.token_records
+        store.token_records = AsyncMock(return_value={})  # type: ignore[method-assign]
+        child = await run(rig, chain, fork_points(parent)[2].fork)
+        store.token_records = read  # type: ignore[method-assign]
+        assert "call 1, of 'app', cannot be answered: its answer is not complete" in child.departed
+        assert len(rig.engine.requests) == 4

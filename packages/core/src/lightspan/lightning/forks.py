@@ -39,11 +39,7 @@ class ForkPoint(msgspec.Struct, frozen=True):
     @property
     def fork(self) -> Fork:
         """The value of `Rollout.fork` for a fork at this point."""
-        return Fork(
-            attempt_id=self.attempt_id,
-            call_id=self.call.call_id if self.call else "",
-            rollout_id=self.rollout_id,
-        )
+        return Fork(self.attempt_id, self.call.call_id if self.call else "", self.rollout_id)
 
 
 def fork_points(episode: Episode) -> list[ForkPoint]:

@@ -238,10 +238,8 @@ def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection |
     # production is never trained: its calls were not sampled by the policy to train
     if episode.mode not in modes or episode.mode is Mode.PRODUCTION:
         return Rejection.MODE_NOT_TRAIN
-    if episode.departed:
-        return Rejection.DEPARTED
     if not episode.finished:
-        return Rejection.UNFINISHED
+        return Rejection.DEPARTED if episode.departed else Rejection.UNFINISHED
     return Rejection.DAMAGED if episode.capture_errors else None
 
 

@@ -462,12 +462,12 @@ def _hash_seed() -> Iterator[None]:
     Then a set is in the same order in all of them, so that a rollout can be repeated in another
     process. A user's own `PYTHONHASHSEED` is kept.
     """
-    is_own = "PYTHONHASHSEED" in os.environ
-    os.environ.setdefault("PYTHONHASHSEED", "0")
+    own = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = own or "0"
     try:
         yield
     finally:
-        if not is_own:
+        if own is None:
             del os.environ["PYTHONHASHSEED"]
 
 

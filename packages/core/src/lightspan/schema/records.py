@@ -202,7 +202,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{clock.now_ns():016x}{random_digits()}"
 
 
-class Fork(msgspec.Struct, frozen=True, kw_only=True):
+class Fork(msgspec.Struct, frozen=True):
     """The recorded attempt that a rollout repeats, and the call from which on it samples anew.
 
     The gateway answers the calls before that call as it answered them in the recorded attempt.

@@ -431,11 +431,8 @@ class Session:
 
     async def forks(self, points: Sequence[ForkPoint], count: int) -> list[Episode]:
         check_whole("forks: count", count, 1)
-        for point in points:
-            if point.refusal:
-                raise ConfigError(
-                    f"forks: {point.attempt_id}, call {point.number}: {point.refusal}"
-                )
+        for point in (point for point in points if point.refusal):
+            raise ConfigError(f"forks: {point.attempt_id}, call {point.number}: {point.refusal}")
         if getattr(self.algorithm, "overlap", 0):
             raise ConfigError(
                 "forks: with overlap= a recorded attempt may be of older weights, and the calls "
@@ -448,14 +445,24 @@ class Session:
                 f"the attempt that they repeat (for example: {departed[0]})"
             )
         kept = [pair for pair in forks if not pair[1].departed]
-        mode = kept[0][0].mode if kept else Mode.TRAIN
-        return await self._process([r for r, _ in kept], [episode for _, episode in kept], mode)
+        rollouts, episodes = [rollout for rollout, _ in kept], [episode for _, episode in kept]
+        return await self._process(rollouts, episodes, rollouts[0].mode) if kept else []
 
     async def run_forks(
         self, points: Sequence[ForkPoint], count: int
     ) -> list[tuple[Rollout, Episode]]:
         """Run forks as the method `forks`; return departed ones too, without further checks."""
-        rollouts = await self._plan_forks(points, count)
+        states = await self.store.rollouts([point.rollout_id for point in points])
+        parents = {state.rollout.rollout_id: state.rollout for state in states}
+        rollouts: list[Rollout] = []
+        for point in points:
+            parent = parents[point.rollout_id]
+            named = await self.store.get_resources(parent.resources_id)
+            url = self._routing.gateway_url  # another one in a later process
+            routing = msgspec.structs.replace(routing_of(named), gateway_url=url)
+            ids = [await self.store.put_resources({**named, ROUTING: routing})]
+            forks = self._plan_rollouts([parent.task], count, parent.mode, ids)
+            rollouts += [msgspec.structs.replace(fork, fork=point.fork) for fork in forks]
         episodes = await self.collector.run(rollouts, f"step {self.state.step}: forks")
         return list(zip(rollouts, episodes, strict=True))
 
@@ -558,21 +565,6 @@ class Session:
             for index, task in enumerate(tasks)
             for member in range(group_size)
         ]
-
-    async def _plan_forks(self, points: Sequence[ForkPoint], count: int) -> list[Rollout]:
-        """Return the rollouts that repeat recorded attempts up to `points`, `count` for each."""
-        states = await self.store.rollouts([point.rollout_id for point in points])
-        parents = {state.rollout.rollout_id: state.rollout for state in states}
-        planned: list[Rollout] = []
-        for point in points:
-            parent = parents[point.rollout_id]
-            named = await self.store.get_resources(parent.resources_id)
-            url = self._routing.gateway_url  # another one in a later process
-            routing = msgspec.structs.replace(routing_of(named), gateway_url=url)
-            ids = [await self.store.put_resources({**named, ROUTING: routing})]
-            forks = self._plan_rollouts([parent.task], count, parent.mode, ids)
-            planned += [msgspec.structs.replace(fork, fork=point.fork) for fork in forks]
-        return planned
 
     def _title(self, mode: Mode) -> str:
         step = f"step {self.state.step}"
