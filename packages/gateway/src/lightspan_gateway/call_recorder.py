@@ -71,7 +71,7 @@ class CallRecorder(CallLog):
         replay = info.session.replay
         if error.code == c.REPLAY_DEPARTED and replay is not None and not replay.is_reported:
             replay.is_reported = True
-            self._report_damage(info.session, error.message)
+            self.background(self._mark_damaged(info.session.attempt_id, error.message))
         info.sequence_start = info.session.next_sequence()
         end = info.session.next_sequence()
         outcome, attributes = CallOutcome.ERROR, Attributes()

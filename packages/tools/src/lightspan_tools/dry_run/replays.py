@@ -20,6 +20,8 @@ from lightspan.training.session import Session
 
 MAX_REPLAYS: Final = 12
 """Maximum number of attempts that a dry run repeats."""
+MAX_DEPARTURES: Final = 3
+"""Maximum number of departures, each of another task, that the text shows."""
 _GIVEN: Final = ("returned", "emitted")
 """Sources of rewards that the app gave itself."""
 
@@ -55,9 +57,11 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.exact} of {plural(self.repeated, 'rollout')} replay to the byte, "
                 f"{self.replayed} of {plural(self.calls, 'call')}; no model was asked"
             )
-        lines += [f"departed: {text}" for text in self.departures[:3]]
-        if len(self.departures) > 3:
-            lines.append(f"and {len(self.departures) - 3} others")
+        first = {text.partition(": ")[0]: text for text in reversed(self.departures)}  # of a task
+        shown = [*first.values()][::-1][:MAX_DEPARTURES]
+        lines += [f"departed: {text}" for text in shown]
+        if len(self.departures) > len(shown):
+            lines.append(f"and {len(self.departures) - len(shown)} more")
         if self.rewards:
             lines.append(
                 f"{plural(len(self.rewards), 'rollout')} got another reward for the same answers: "
