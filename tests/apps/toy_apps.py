@@ -132,3 +132,37 @@ async def quiet(task: dict[str, Any]) -> float:
     messages: Any = [{"role": "user", "content": task["q"]}]
     reply = await asynchronous.chat.completions.create(model="any", max_tokens=4, messages=messages)
     return letters(reply.choices[0].message.content or "")
+
+
+@lightspan.rollout
+def converses(task: dict[str, Any]) -> float:
+    """Call the writer three times with the whole conversation, and a checker at the end.
+
+    With `task["clock"]`, the second request has the time in it; with `task["words"]`, the words of
+    a set. The checker's endpoint is `task["own"]`, if given.
+    """
+    own = openai.OpenAI(base_url=task["own"], api_key="x") if "own" in task else client
+    messages: Any = [{"role": "user", "content": task["q"]}]
+    for turn in range(3):
+        with lightspan.agent("writer"):
+            reply = client.chat.completions.create(model="any", max_tokens=4, messages=messages)
+        said = {"role": "assistant", "content": reply.choices[0].message.content or ""}
+        clock = (
+            f" at {time.strftime('%H:%M')}:{time.time() % 60:09.6f}" if task.get("clock") else ""
+        )
+        words = ", ".join({"red", "green", "blue", "grey"} if task.get("words") else ())
+        messages = [*messages, said, {"role": "user", "content": f"go on {turn}{clock} {words}"}]
+    with lightspan.agent("checker"):
+        say(str(messages), max_tokens=2, at=own)
+    return letters(str(messages[1:]))
+
+
+@lightspan.rollout
+def counts(task: dict[str, Any]) -> float:
+    """Call the writer once; the reward is the number of rollouts so far, kept in a file."""
+    path = Path(task["count"])
+    with lightspan.agent("writer"):
+        say(task["q"])
+    with path.open("a") as file:
+        file.write("1")
+    return float(len(path.read_text()))

@@ -183,8 +183,10 @@ def test_json_is_plain_and_complete(report: DevReport) -> None:
 def test_text_is_made_of_aligned_sections(report: DevReport) -> None:
     text = report.text()
     headings = [part.partition("\n")[0] for part in text.split("\n\n")[1:]]
-    sections = "AGENTS, SAMPLING SET BY TRAINING, REWARDS, ROWS, WHAT FIT WOULD CALL, NOT KNOWN"
-    assert ", ".join(headings[1:7]) == sections
+    sections = "AGENTS, SAMPLING SET BY TRAINING, REWARDS, ROWS, WHAT FIT WOULD CALL"
+    assert ", ".join(headings[1:]) == f"{sections}, REPLAY, NOT KNOWN"
+    assert "  8 rollouts cannot be repeated: call " in text
+    assert "of 'team/planner/helper', is not a call of the gateway" in text
     assert "  team/planner  seed              7      left out  16 calls" in text
     assert (
         "  16 calls make 8 rows: 8 go on in a row, 8 begin a conversation, 0 branch off, 0 break;"
@@ -464,8 +466,10 @@ def test_a_folder_that_holds_a_dry_run_is_refused(
         dev(rl, dry_apps.says, ["1", "0"], folder=folder)
     assert (folder / "config.json").read_bytes() == before
     shown = inspect_run(folder)
-    assert "4 rollouts; calls by agent: writer 4" in shown
-    assert "coverage of calls: trained 4" in shown  # as the report says, not `mode_not_train`
+    assert "8 rollouts, 4 of them forks or replays; calls by agent: writer 4" in shown
+    assert (
+        "coverage of calls: rejected:replayed 4, trained 4" in shown
+    )  # as the report says, not `mode_not_train`
 
 
 def test_an_algorithm_says_what_a_dry_run_reckons_with(tiny: Path, dry_apps: Any) -> None:
@@ -517,3 +521,52 @@ def test_a_critic_compares_no_group(rl: Callable[..., Any], dry_apps: Any) -> No
     assert not any("group" in warning for warning in report.warnings)
     assert "2 of 2 rollouts scored; 2 groups, not compared inside" in report.text()
     assert "teaches nothing" not in report.text()
+
+
+# --- replays ----------------------------------------------------------------------------------
+def test_an_app_that_replays_to_the_byte(rl: Callable[..., Any], dry_apps: Any) -> None:
+    engine = scripted({"": ["1", "0", "0.5"]})
+    trainer = Trainer(rl(), engine=engine, steps=1, reporter=SilentReporter())
+    report = trainer.dev(dry_apps.says, [{"q": "one", "id": "1"}], group_size=3)
+    assert report.replays is not None
+    assert (report.replays.repeated, report.replays.exact, report.replays.calls) == (3, 3, 3)
+    assert len(engine.requests) == 3  # no model was asked again
+    line = "your app replays to the byte: 3 of 3 rollouts, 3 calls; no model was asked"
+    assert f"REPLAY\n  {line}" in report.text()
+    assert (report.rollouts, report.rewards.rollouts, report.agents[0].calls) == (3, 3, 3)
+
+
+def test_a_replay_can_be_left_out(rl: Callable[..., Any], dry_apps: Any) -> None:
+    report = dev(rl, dry_apps.says, ["1", "0"], replay=False)
+    assert report.replays is None
+    assert "REPLAY" not in report.text()
+
+
+def test_an_app_with_a_clock_in_its_prompt(rl: Callable[..., Any], apps: Any) -> None:
+    """Check also that a departure is no failure in the report's other sections."""
+    trainer = Trainer(
+        rl(frozen="base"),
+        engine=scripted({"": ["1", "0"]}),
+        steps=1,
+        reporter=SilentReporter(),
+    )
+    tasks = [{"q": "one", "id": "a", "clock": True}, {"q": "two", "id": "b", "words": True}]
+    report = trainer.dev(apps.converses, tasks, group_size=2)
+    assert report.replays is not None
+    assert (report.replays.repeated, report.replays.exact) == (4, 2)
+    assert (report.replays.calls, report.replays.replayed) == (16, 10)
+    text = report.text()
+    assert "2 of 4 rollouts replay to the byte, 10 of 16 calls; no model was asked" in text
+    assert "departed: task a: the attempt departed after 1 of 4 calls: call 2, of 'writer'" in text
+    assert "(a time of day)" in text
+    assert (report.rewards.failed, report.rewards.lost, report.rewards.damaged) == (0, 0, 0)
+
+
+def test_a_reward_that_is_no_function_of_the_answers(
+    rl: Callable[..., Any], apps: Any, tmp_path: Path
+) -> None:
+    """Check an app whose reward is the number of its rollouts so far."""
+    trainer = Trainer(rl(), engine=scripted({"": ["1"]}), steps=1, reporter=SilentReporter())
+    tasks = [{"q": "one", "id": "a", "count": str(tmp_path / "count")}]
+    report = trainer.dev(apps.counts, tasks, group_size=1)
+    assert "1 rollout got another reward for the same answers: task a: 1.0 and 2.0" in report.text()

@@ -123,13 +123,18 @@ async def _rows(client: Client, path: str) -> list[v.RolloutRow]:
 
 def _check_rows(rows: list[v.RolloutRow], printed: Lines) -> None:
     """Check mode, step, status and reward of each rollout."""
-    pattern = re.compile(r"(\S+) +(train|val|dev) +(\d+) +(\S+) +(-|[-\d.e+]+) ")
+    pattern = re.compile(r"(\S+) +(train|val|dev|fork) +(\d+) +(\S+) +(-|[-\d.e+]+) ")
     table = [match.groups() for line in printed if (match := pattern.match(line))]
     claimed = [row for row in rows if row.attempt_id]
     assert len(table) == len(claimed)
     expected = Counter(groups[1:] for groups in table)
     assert expected == Counter(
-        (row.mode, str(row.step), row.status, "-" if row.reward is None else f"{row.reward:.6g}")
+        (
+            "fork" if row.fork_of else row.mode,
+            str(row.step),
+            row.status,
+            "-" if row.reward is None else f"{row.reward:.6g}",
+        )
         for row in claimed
     )
 

@@ -193,6 +193,7 @@ class Trainer:
         count: int = 4,
         group_size: int | None = None,
         folder: str | Path | None = None,
+        replay: bool = True,
     ) -> DevReport:
         """Run a few tasks without training and report what `fit` would do.
 
@@ -207,6 +208,8 @@ class Trainer:
             group_size: rollouts per task; None for the algorithm's number, at most 4.
             folder: folder in which to keep the rollouts for `lightspan inspect`; None keeps
                 nothing. The trainer's own folder stays unchanged.
+            replay: whether to run some rollouts again with the recorded answers, and report
+                whether the app repeats its requests. It asks no model, but tools run again.
 
         Raises:
             AppError, ConfigError, DataError, EngineError, ModelError, RewardError: see `fit`.
@@ -223,6 +226,7 @@ class Trainer:
             count=count,
             group_size=group_size,
             folder=None if folder is None else Path(folder),
+            replay=replay,
         )
         report: DevReport = run_sync(plan.report())
         return report

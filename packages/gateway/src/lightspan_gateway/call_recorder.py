@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from lightspan.errors import DataError
 from lightspan.schema import semconv as c
@@ -14,7 +14,15 @@ from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.redaction import bounded_text
 from lightspan.schema.routing import agent_name
-from lightspan.schema.spans import Attributes, Span, SpanKind, SpanStatus, clean_attributes, now_ns
+from lightspan.schema.spans import (
+    Attributes,
+    Span,
+    SpanKind,
+    SpanLink,
+    SpanStatus,
+    clean_attributes,
+    now_ns,
+)
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store, StoredCall
@@ -47,7 +55,7 @@ class CallRecorder(CallLog):
         info = call.info
         end = info.session.next_sequence()
         records = []
-        if outcome is not CallOutcome.ERROR:
+        if outcome not in (CallOutcome.ERROR, CallOutcome.REPLAYED):
             try:
                 records = call.token_records(outcome, end)
             except DataError as error:
@@ -60,6 +68,10 @@ class CallRecorder(CallLog):
         await self._store_call(info, outcome, attributes, end, str(call.error or ""), records)
 
     async def record_refusal(self, info: CallInfo, error: ApiError) -> None:
+        replay = info.session.replay
+        if error.code == c.REPLAY_DEPARTED and replay is not None and not replay.is_reported:
+            replay.is_reported = True
+            self.background(self._mark_damaged(info.session.attempt_id, error.message))
         info.sequence_start = info.session.next_sequence()
         end = info.session.next_sequence()
         outcome, attributes = CallOutcome.ERROR, Attributes()
@@ -148,6 +160,14 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
+_REPLAYED_KEYS: Final = (
+    *(c.CALL_ID, c.AGENT_PATH, c.AGENT_NAME, c.SELECTED, c.ROUTE, c.CALL_OUTCOME, c.REQUEST_HASH),
+    *(c.OPERATION_NAME, c.OPENINFERENCE_KIND, c.REQUEST_MODEL, c.REQUEST_STREAM, c.REQUEST_CHOICES),
+    *(c.POLICY, c.RESPONSE_ID, c.RESPONSE_MODEL, c.FINISH_REASONS),
+)
+"""The attributes of a replayed call, which refers to the call that it repeats."""
+
+
 def call_span(
     info: CallInfo, outcome: CallOutcome, attributes: Attributes, end: int, message: str
 ) -> Span:
@@ -173,6 +193,19 @@ def call_span(
     }
     # the gateway itself keeps the conversation, and records it whole
     request.pop(c.CALL_CONTEXT, None)
+    links: list[SpanLink] = []
+    if info.is_fork:
+        attributes = {**attributes, c.REPLAY_FORK: True}
+    if info.repeats is not None:  # the other attempt has the texts
+        both = {**request, **attributes}
+        request = {key: both[key] for key in _REPLAYED_KEYS if key in both}
+        repeated = info.repeats.span
+        attributes = {
+            c.REPLAYED_FROM: repeated.attempt_id,
+            c.REPLAYED_ROLLOUT: repeated.rollout_id,
+            c.REPLAY_REQUEST: info.request_id,
+        }
+        links = [SpanLink(repeated.trace_id, repeated.span_id)]
     model = info.body.get("model", "")
     span = Span(
         span_id=info.span_id,
@@ -187,6 +220,7 @@ def call_span(
         status=SpanStatus.ERROR if outcome is CallOutcome.ERROR else SpanStatus.OK,
         status_message=bounded_text(message),
         attributes=clean_attributes({**request, **attributes}),
+        links=links,
         sequence_start=info.sequence_start,
         sequence_end=end,
     )

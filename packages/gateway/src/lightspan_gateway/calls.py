@@ -20,6 +20,7 @@ from lightspan.schema.routing import Routing, Rule, Target
 from lightspan.schema.spans import Attributes, Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan_gateway.api_errors import ApiError
+from lightspan_gateway.forks import Replay
 
 _Part = TypeVar("_Part")
 
@@ -57,6 +58,8 @@ class CallerSession:
     """Call id → call."""
     recorded: dict[str, RecordedCall] = field(default_factory=dict)
     """Call id → call that was recorded before this session was opened."""
+    replay: Replay | None = None
+    """The recorded attempt that the client's attempt repeats; None if it repeats none."""
     shared: bool = False
     """Whether several clients share the session, so that equal bodies may be different calls."""
     max_calls: int | None = None
@@ -68,8 +71,9 @@ class CallerSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is running."""
-        return any(call.active for call in self.calls.values())
+        """Whether a call is running, or waits for its turn in a replay."""
+        is_waiting = self.replay is not None and bool(self.replay.waiting)
+        return is_waiting or any(call.active for call in self.calls.values())
 
     def next_sequence(self) -> int:
         self.sequence += 1
@@ -140,6 +144,13 @@ class CallInfo:
     """Seconds for which the call continues after its last client disconnected."""
     sequence_start: int = 0
     """Sequence number of the call's start; 0 until the call starts."""
+    repeats: RecordedCall | None = None
+    """The call of another attempt whose answer is given again, under the same call id; None for
+    other calls."""
+    request_id: str = ""
+    """Call id that the client sent with a replayed call; empty for other calls."""
+    is_fork: bool = False
+    """Whether a fork ends its replay at this call."""
 
 
 class CallLog(ABC):
@@ -209,7 +220,7 @@ class ServedCall(ABC):
     @property
     def outcome(self) -> CallOutcome:
         """The outcome that is recorded if the call is answered."""
-        return CallOutcome.OK
+        return CallOutcome.REPLAYED if self.info.repeats is not None else CallOutcome.OK
 
     @property
     def active(self) -> bool:
@@ -320,6 +331,8 @@ class ServedCall(ABC):
     async def mark_delivered(self) -> None:
         """Record that a client received the answer."""
         self.delivered = True
+        if self.info.session.replay is not None:
+            self.info.session.replay.answer(self.info.call_id)
         if self.is_undelivered:  # an earlier delivery failed, and a retry fetched the answer
             self.is_undelivered = False
             await self._log.update_outcome(self.info, self.outcome)

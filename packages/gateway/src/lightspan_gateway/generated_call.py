@@ -118,7 +118,8 @@ class GeneratedCall(ServedCall):
 
     @property
     def outcome(self) -> CallOutcome:
-        return CallOutcome.RESAMPLED if self.resampled else CallOutcome.OK
+        is_resampled = self.resampled and self.info.repeats is None
+        return CallOutcome.RESAMPLED if is_resampled else super().outcome
 
     def restore(self, recorded: RecordedCall) -> None:
         """Load the recorded tokens of a call from the store.

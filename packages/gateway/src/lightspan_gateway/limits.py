@@ -36,6 +36,9 @@ class GatewayLimits(ServerLimits):
     this time, a retry of the client gets the answer. Otherwise the call is cancelled, and a retry
     samples again. This favours short answers, so resampled calls are not trained.
     """
+    replay_wait_s: float = 30.0
+    """Seconds without progress for which a call of a forked attempt waits for its turn, beyond the
+    time that the recorded attempt took. Then the attempt does not repeat the recorded one."""
     compile_timeout_s: float = 10.0
     """Seconds that a grammar may take to compile."""
 

@@ -29,6 +29,7 @@ from lightspan_gateway.dialects.anthropic import parse_message
 from lightspan_gateway.dialects.base import Conversation, ModelRequest, cannot_honour
 from lightspan_gateway.dialects.chat import parse_chat
 from lightspan_gateway.dialects.openai_responses import ID_PREFIX, recorded_conversation
+from lightspan_gateway.forks import Role
 from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
 from lightspan_gateway.limits import GatewayLimits
@@ -101,6 +102,7 @@ class RequestHandler:
             raise
         info = self._call_info(request, session, body, path, target)
         try:
+            await _await_turn(info)
             return await self._find_or_create(info, parse)
         except ApiError as error:
             if info.call_id not in session.calls:
@@ -162,17 +164,32 @@ class RequestHandler:
                 raise _another_request(call_id)
             is_proxied = info.target.route is Route.ENDPOINT
             create = self._proxied_call if is_proxied else self._generated_call
+            if info.repeats is not None:
+                _check_answer(info, info.repeats, is_proxied=is_proxied)
             call = await create(info, parse, recorded)
             if call_id not in session.calls:  # else a retry created it during the await above
                 number = None if recorded is None else recorded.span.sequence_start
-                info.sequence_start = number or session.next_sequence()
+                info.sequence_start = info.sequence_start or number or session.next_sequence()
                 if not self._access.log.needs_bodies:
                     info.body, call.overrides = {}, dict.fromkeys(call.overrides)
+                if info.repeats is not None:
+                    await self._record_replay(call)
                 session.add(call)
         call = session.calls[call_id]
         if call.info.body_hash != info.body_hash:
             raise _another_request(call_id)
         return call
+
+    async def _record_replay(self, call: ServedCall) -> None:
+        """Record a replayed call.
+
+        Raises:
+            ApiError: 400 if the store lacks a part of the recorded answer.
+        """
+        if not call.answered:  # nothing is sampled where an answer is to be repeated
+            raise _depart(call.info, "its answer is not complete in the store")
+        await self._access.log.record(call, CallOutcome.REPLAYED)
+        call.forget_request()
 
     async def _generated_call(
         self, info: CallInfo, parse: Parse, recorded: RecordedCall | None
@@ -289,8 +306,7 @@ class RequestHandler:
             body_hash=body.digest,
             size=body.size,
             policy=BASE_POLICY if target.route is Route.BASE else target.policy,
-            # the same for every retry, so that recording the call again is idempotent
-            span_id=request_body.digest_of(f"{session.attempt_id}/{call_id}".encode(), 8),
+            span_id=_span_id(session, call_id),
             parent_id=None if parent_id == c.NO_PARENT else parent_id,
             trace_id=trace_id,
             start_ns=now_ns(),
@@ -355,6 +371,49 @@ def _conversation(session: CallerSession, response_id: str) -> Conversation:
             "previous_response_not_found",
         )
     return conversation
+
+
+async def _await_turn(info: CallInfo) -> None:
+    """Find out what a request of a forked attempt repeats, and wait until it may be answered.
+
+    Requests of other attempts are left unchanged.
+
+    Raises:
+        ApiError: 400 if the attempt departed from the recorded one.
+    """
+    session, replay = info.session, info.session.replay
+    if replay is None or info.call_id in session.calls:
+        return
+    start = session.next_sequence()  # before the wait: calls that overlapped shall overlap again
+    placement = await replay.place(info.call_id, info.agent_path, info.body_hash, info.body)
+    info.is_fork = placement.role is Role.FORK
+    if placement.role is Role.PREFIX:
+        recorded = session.recorded[placement.call_id] = replay.calls[placement.call_id]
+        info.request_id, info.call_id = info.call_id, placement.call_id
+        info.span_id = _span_id(session, info.call_id)
+        info.repeats, info.sequence_start = recorded, start
+
+
+def _check_answer(info: CallInfo, recorded: RecordedCall, *, is_proxied: bool) -> None:
+    """Raise `ApiError` unless the store has the answer of a call that is to be replayed."""
+    values = recorded.span.attributes
+    if values.get(c.CALL_OUTCOME) not in (*_ANSWERED, CallOutcome.RESAMPLED):
+        raise _depart(info, "its recorded answer did not reach the app, or is gone from the store")
+    if is_proxied and values.get(c.KEYS_REPLACED):
+        raise _depart(info, "its recorded answer held a key and was not stored")
+
+
+def _depart(info: CallInfo, reason: str) -> ApiError:
+    """End the replay at a call whose answer cannot be given; return the error of all its calls."""
+    replay = info.session.replay
+    assert replay is not None
+    number = replay.script.number(info.call_id)
+    return replay.depart(f"call {number}, of {info.agent_path!r}, cannot be answered: {reason}")
+
+
+def _span_id(session: CallerSession, call_id: str) -> str:
+    """Return a call's span id, the same for every retry, so that recording it is idempotent."""
+    return request_body.digest_of(f"{session.attempt_id}/{call_id}".encode(), 8)
 
 
 def _another_request(call_id: str) -> ApiError:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import ClassVar, Final
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from lightspan.errors import StoreError
 from lightspan.protocols.engine import TokenEngine
@@ -25,6 +26,7 @@ from lightspan_gateway.api_errors import ApiError, bad_request, call_token_error
 from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
 from lightspan_gateway.dialects.base import STEERING
+from lightspan_gateway.forks import make_replay, restore_script
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.server import Server
 
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 RECHECK_S: Final = 1.0
 """Seconds after which a call token is looked up again, because its attempt may have ended."""
+PARENTS_KEPT: Final = 32
+"""Maximum number of attempts whose calls are kept in memory because others repeat them."""
 EVICT_AFTER_S: Final = 60.0
 """Seconds without a call after which a session is evicted; a later call restores it."""
 
@@ -44,14 +48,19 @@ class TrainingAccess(AccessPolicy):
     Args:
         store: the store with the call tokens, which records the calls.
         store_timeout_s: seconds for which an answer waits for the store (see `CallRecorder`).
+        replay_wait_s: seconds for which a call of a forked attempt waits (see `GatewayLimits`).
     """
 
-    def __init__(self, store: Store, *, store_timeout_s: float) -> None:
+    def __init__(self, store: Store, *, store_timeout_s: float, replay_wait_s: float) -> None:
         super().__init__(CallRecorder(store, store_timeout_s=store_timeout_s))
         self._store = store
         self._store_timeout_s = store_timeout_s
         self._open: OrderedDict[str, CallerSession] = OrderedDict()
         """Call token → session, in the order of the last look-up."""
+        self._replay_wait_s = replay_wait_s
+        self._parents: OrderedDict[str, dict[str, RecordedCall]] = OrderedDict()
+        """Id of an attempt that others repeat → its calls, the latest read last."""
+        self._reading = asyncio.Lock()
 
     # --- authentication ---------------------------------------------------------------------
     async def authenticate(self, request: web.Request) -> CallerSession:
@@ -143,7 +152,40 @@ class TrainingAccess(AccessPolicy):
         if sequence:
             records = (await self._store.token_records([attempt_id])).get(attempt_id, [])
             session.recorded = _recorded_calls(spans, records)
+        fork = claim.rollout.fork
+        if fork is not None:
+            async with self._reading:  # the forks of one attempt begin at once
+                calls = await self._parent(fork.attempt_id)
+            session.replay = make_replay(fork, calls, self._replay_wait_s)
+            restore_script(session.replay.script, spans)
+            session.recorded |= {
+                call_id: calls[call_id]
+                for call_id, call in session.recorded.items()
+                if c.REPLAYED_FROM in call.span.attributes and call_id in calls
+            }
         return session
+
+    async def _parent(self, attempt_id: str) -> dict[str, RecordedCall]:
+        """Return the calls of an attempt that others repeat.
+
+        A call that was itself replayed gets the answer of the call that it repeated.
+        """
+        if attempt_id not in self._parents:
+            spans = (await self._store.spans([attempt_id])).get(attempt_id, [])
+            records = (await self._store.token_records([attempt_id])).get(attempt_id, [])
+            calls = _recorded_calls([span for span in spans if not span.late], records)
+            for call_id, call in list(calls.items()):
+                origin = call.span.attributes.get(c.REPLAYED_FROM)
+                source = (await self._parent(str(origin))).get(call_id) if origin else None
+                if source is not None:
+                    start, end = call.span.sequence_start, call.span.sequence_end
+                    span = replace(source.span, sequence_start=start, sequence_end=end)
+                    calls[call_id] = RecordedCall(span, source.records)
+            self._parents[attempt_id] = calls
+        self._parents.move_to_end(attempt_id)
+        while len(self._parents) > PARENTS_KEPT:
+            self._parents.popitem(last=False)
+        return self._parents[attempt_id]
 
     # --- routing ----------------------------------------------------------------
     def target_of_model(
@@ -204,7 +246,11 @@ class Gateway(Server):
     ) -> None:
         limits = limits or GatewayLimits()
         super().__init__(
-            TrainingAccess(store, store_timeout_s=limits.store_timeout_s),
+            TrainingAccess(
+                store,
+                store_timeout_s=limits.store_timeout_s,
+                replay_wait_s=limits.replay_wait_s,
+            ),
             engine,
             host=host,
             port=port,

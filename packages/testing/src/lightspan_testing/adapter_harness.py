@@ -20,9 +20,11 @@ from typing import Any, Final, NamedTuple, Self
 
 from lightspan.capture.context import AttemptContext
 from lightspan.errors import EngineError
+from lightspan.lightning import Episode, build_episode
+from lightspan.lightning.forks import fork_points
 from lightspan.protocols.engine import EngineCapabilities, GenerationRequest, ToolParserName
 from lightspan.schema import semconv as c
-from lightspan.schema.records import Rollout
+from lightspan.schema.records import AttemptStatus, Fork, Outcome, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import new_trace_id
 from lightspan.schema.system_prompts import Instructions
@@ -135,6 +137,15 @@ class Brain:
             turn = _filled(turns[min(number, len(turns) - 1)], tags[0])
             self.calls.append(ModelCall(tags[0], agent, turn, [*prompt_ids]))
             return self.calls[-1], number
+
+    def go_back(self, tag: str, calls: Sequence[ModelCall]) -> None:
+        """Go on in the script of an attempt as if only `calls` of its calls had been made."""
+        with self._lock:
+            self.calls = [call for call in self.calls if call.tag != tag] + [*calls]
+            made = Counter(call.agent for call in calls)
+            self._turns.update(
+                {key: made[key[1]] - n for key, n in self._turns.items() if key[0] == tag}
+            )
 
     def calls_in(self, tag: str) -> list[ModelCall]:
         """Return the model calls of the attempt `tag`, in order."""
@@ -281,6 +292,33 @@ class Stage:
         """Return the requests of the attempt `tag` to the app's own endpoint, in order."""
         return [request for request in self._server.requests if tag in json.dumps(request.body)]
 
+    def repeat(self, played: Played, fork: Fork) -> Played:
+        """Open an attempt that repeats an ended one up to a call, or as a whole.
+
+        The scripted model goes on where it was before the calls that are not repeated.
+
+        Args:
+            played: the attempt to repeat, of which `fork` names the call.
+            fork: the call at which to fork.
+        """
+        point = next(p for p in fork_points(self.episode(played)) if p.fork == fork)
+        calls = self.brain.calls_in(played.tag)
+        self.brain.go_back(played.tag, calls[: len(point.prefix)])
+        return self.wait(self._claim(played.tag, fork))  # type: ignore[no-any-return]
+
+    def episode(self, played: Played) -> Episode:
+        """Report the success of an attempt through the gateway; return its episode."""
+        scope = played.scope
+        return self.wait(self._episode(scope.rollout_id, scope.attempt_id, played))  # type: ignore[no-any-return]
+
+    async def _episode(self, rollout_id: str, attempt_id: str, played: Played) -> Episode:
+        [state] = await self.store.rollouts([rollout_id])
+        attempt = await self.store.attempt(attempt_id)
+        if not attempt.sealed:
+            await self.store.report([attempt.report(AttemptStatus.SUCCEEDED, Outcome.OK)])
+            attempt = await self.store.attempt(attempt_id)
+        return build_episode(attempt, state.rollout, played.spans, played.records)
+
     def open(
         self, part: Part, *, through_gateway: bool, instructions: Instructions | None = None
     ) -> Played:
@@ -305,9 +343,10 @@ class Stage:
             return Played(tag=tag, scope=scope)
         return self.wait(self._claim(tag))  # type: ignore[no-any-return]
 
-    async def _claim(self, tag: str) -> Played:
+    async def _claim(self, tag: str, fork: Fork | None = None) -> Played:
         resources = await self.store.put_resources({"routing": POLICY})
-        rollout = Rollout(rollout_id=f"ro-{tag}", task={}, task_id=tag, resources_id=resources)
+        name = f"ro-{tag}" if fork is None else f"ro-{tag}-{next(_numbers)}"
+        rollout = Rollout(rollout_id=name, task={}, task_id=tag, resources_id=resources, fork=fork)
         await self.store.enqueue([rollout])
         [claim] = await self.store.claim("runner", 1, 600)
         scope = AttemptContext(

@@ -40,6 +40,7 @@ from lightspan.lightning.selection import CallCoverage, CallStatus, unknown_agen
 from lightspan.schema import genai_messages
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
@@ -251,6 +252,7 @@ def _rollout_fields(view: RolloutView) -> Row:
         "attempt_id": episode.attempt_id,
         "task_id": rollout.task_id,
         "group_id": rollout.group_id,
+        "fork_of": rollout.fork.attempt_id if rollout.fork is not None else "",
         "mode": str(rollout.mode),
         "step": view.step,
         "status": str(view.state.status),
@@ -340,10 +342,12 @@ def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> It
 
 def _entries(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[CallCoverage]:
     for entry in view.coverage.entries:
-        if only.takes_call(entry.call):
-            yield entry
-        else:
+        if not only.takes_call(entry.call):
             left_out["calls of other agents"] += 1
+        elif entry.call.outcome is CallOutcome.REPLAYED:
+            left_out["replayed calls, which are rows of the rollout that they repeat"] += 1
+        else:
+            yield entry
 
 
 _NO_ADVANTAGE: Final = {
@@ -473,7 +477,8 @@ def _parquet(stream: IO[bytes], what: What) -> Iterator[Write]:
 
 
 _ROLLOUT_COLUMNS: Final = {
-    **dict.fromkeys(("rollout_id", "attempt_id", "task_id", "group_id", "mode"), "text"),
+    **dict.fromkeys(("rollout_id", "attempt_id", "task_id", "group_id"), "text"),
+    **dict.fromkeys(("fork_of", "mode"), "text"),
     "step": "int",
     "status": "text",
     "rollout_reward": "float",

@@ -23,6 +23,7 @@ from lightspan.progress import plural
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
@@ -243,7 +244,9 @@ def _run_lines(
     yield from _progress_lines(run, config, overview.failure)
     yield from _prompt_lines(run)
     scope = overview.scope
-    yield f"{len(overview.rows)} rollouts; calls by agent{scope}: {_counted(overview.agents)}"
+    count, agents = f"{len(overview.rows)} rollouts", _counted(overview.agents)
+    count += f", {overview.forks} of them forks or replays" if overview.forks else ""
+    yield f"{count}; calls by agent{scope}: {agents}"
     if pruned := pruned_text(run.metrics(), overview.first_trained_step):
         yield pruned
     yield f"coverage of calls{scope}: {_counted(overview.calls)}"
@@ -411,6 +414,9 @@ def _rollout_lines(view: RolloutView) -> Iterator[str]:
         f"rollout {rollout.rollout_id} ({rollout.mode}, step {view.step}, task "
         f"{rollout.task_id}): {status_of(view)}"
     )
+    if rollout.fork is not None:
+        point = f"up to call {rollout.fork.call_id}" if rollout.fork.call_id else "as a whole"
+        yield f"repeats rollout {rollout.fork.rollout_id or rollout.fork.attempt_id} {point}"
     is_production = rollout.mode is Mode.PRODUCTION
     is_rated = is_production and any(c.is_feedback(span) for span in episode.spans)
     reason = "feedback" if is_rated else episode.reward_source
@@ -516,6 +522,9 @@ def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
     call = entry.call
     yield f"call {call.call_id}, choice {call.choice}, agent {call.agent_path}"
     yield _status_of(view, entry)
+    if call.outcome is CallOutcome.REPLAYED and call.span is not None:
+        parent = call.span.attributes.get(c.REPLAYED_ROLLOUT, "")
+        yield f"its texts and tokens: the call of this id of rollout {parent}"
     if call.record is not None:
         record = call.record
         runs = ", ".join(f"{count} of version {version}" for version, count in record.versions)

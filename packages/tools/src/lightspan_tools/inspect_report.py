@@ -12,7 +12,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.selection import CallCoverage
 from lightspan.lightning.span_tree import walk
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import Mode
+from lightspan.schema.records import Fork, Mode
 from lightspan.schema.spans import Attributes
 from lightspan.training.folder import RunFolder
 from lightspan_tools.alerts import run_alerts
@@ -118,6 +118,9 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: list[str] = []
     repeats: int = 0
     """How often the SDK sent the request again."""
+    replayed_from: str = ""
+    """Id of the rollout that has the texts and tokens of a replayed call, under the same call id;
+    empty for other calls."""
     overridden: dict[str, tuple[Any, Any]] = {}
     """Field of the request → (the app's value, the value used)."""
     policy: str = ""
@@ -146,6 +149,10 @@ class RolloutReport(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     reward_source: str | None
     dimensions: dict[str, float]
+    fork: Fork | None
+    """The attempt that the rollout repeats up to a call; None if it repeats none."""
+    departed: str
+    """Why the rollout is no fork of that attempt, although it was to be; empty otherwise."""
     unscored: str
     """Why there is no reward; empty if there is one."""
     message: str
@@ -223,6 +230,8 @@ def rollout_report(view: RolloutView) -> RolloutReport:
         reward=score_of_attempt(episode) if is_production else episode.reward,
         reward_source=episode.reward_source,
         dimensions=dict(episode.dimensions),
+        fork=rollout.fork,
+        departed=episode.departed,
         unscored=str(episode.unscored or ""),
         message=episode.message,
         capture_errors=list(episode.capture_errors),
@@ -287,6 +296,7 @@ def _call_report(view: RolloutView, entry: CallCoverage, with_tokens: bool) -> C
         advantage=None if explanation is None else explanation.advantage,
         notes=[] if explanation is not None else view.explanation_lines(call),
         repeats=int(attributes.get(c.CALL_REPEATS, 0)),
+        replayed_from=str(attributes.get(c.REPLAYED_ROLLOUT, "")),
         overridden=overrides_of(attributes),
         **fields,
     )

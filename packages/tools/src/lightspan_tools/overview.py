@@ -24,6 +24,7 @@ from lightspan.algorithms.recorded_attempts import (
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutStatus, RolloutSummary
 from lightspan.schema.spans import SpanKind
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_tools.pagination import Columns, Page, TableRow, shown_rows
 from lightspan_tools.rollout_view import RolloutView, ViewReader
@@ -59,6 +60,8 @@ class Overview:
     """URL of a store of production, without its password."""
     failure: str = ""
     """Message of the newest failed rollout of training; empty unless the latest step failed."""
+    forks: int = 0
+    """Number of rollouts of a run that are forks: they repeat another one up to a call."""
     first_trained_step: int | None = None
     """First step of which the store has rollouts of training; None if it has none."""
 
@@ -80,7 +83,7 @@ async def run_overview(
     summaries = (await store.summaries(run_id, newest=True)).rows[::-1]
     summaries = [row for row in summaries if row.attempt_id is not None]
     rows = await _rows(store, summaries, run_id, page, [row.rollout_id for row in summaries])
-    overview = Overview(rows)
+    overview = Overview(rows, forks=sum(row.fork is not None for row in summaries))
     overview.first_trained_step = min(
         (reader.step_of(s.group_id, s.step) for s in summaries if s.mode is Mode.TRAIN),
         default=None,
@@ -92,7 +95,7 @@ async def run_overview(
         for view in await reader.read(states):
             overview.read += 1
             overview.calls.update(view.coverage.counts())
-            calls = view.episode.calls
+            calls = [c for c in view.episode.calls if c.outcome is not CallOutcome.REPLAYED]
             overview.agents.update(call.agent_path for call in calls)
             overview.overridden.update(
                 key for call in calls if call.span for key in overrides_of(call.span.attributes)
@@ -176,7 +179,13 @@ def _status_of(row: RolloutSummary) -> str:
 
 
 def status_of(view: RolloutView) -> str:
-    """Return the status of a rollout; `timeout` for one that failed because its time ran out."""
+    """Return the status of a rollout.
+
+    It is `timeout` for one that failed because its time ran out, and `departed` for a fork that did
+    not repeat the recorded attempt.
+    """
+    if view.episode.departed:
+        return "departed"
     is_late = view.episode.status is AttemptStatus.TIMEOUT
     is_failed = view.state.status is RolloutStatus.FAILED
     return str(view.episode.status if is_late and is_failed else view.state.status)
@@ -205,9 +214,14 @@ def row_of(view: RolloutView) -> TableRow:
         status=status_of(view),
         reward=view.episode.reward,
         agents=Counter(call.agent_path for call in view.episode.calls),
-        before=f"{rollout.mode:<5}  {view.step:>4}  ",
+        before=f"{'fork' if rollout.fork else rollout.mode:<5}  {view.step:>4}  ",
         after=f"{len(view.coverage.trained):>7}  ",
-        columns=Columns(mode=str(rollout.mode), step=view.step, trained=len(view.coverage.trained)),
+        columns=Columns(
+            mode=str(rollout.mode),
+            step=view.step,
+            trained=len(view.coverage.trained),
+            fork_of=rollout.fork.rollout_id if rollout.fork else "",
+        ),
     )
 
 

@@ -53,6 +53,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float | None = None
     """Seconds from the first span until the last."""
     damaged: bool | None = None
+    fork_of: str = ""
+    """Id of the rollout that this one repeats up to a call; empty if it repeats none."""
 
 
 class TableRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -577,6 +577,7 @@ def facets_of(
         others: facet → the rollouts that pass all filters but its own; None if all are `entries`.
     """
     rewards = [entry.reward for entry in entries if entry.reward is not None]
+    own = [e.reward for e in entries if e.reward is not None and e.summary.fork is None]
     wider = others or {}
 
     def counted(name: str) -> list[views.Count]:
@@ -589,7 +590,7 @@ def facets_of(
     return views.Facets(
         total=len(entries),
         scored=len(rewards),
-        mean=mean_of(rewards),
+        mean=mean_of(own),
         rewards=histogram([e.reward for e in everywhere if e.reward is not None]),
         **{name: counted(name) for name in (*FACET_VALUES, *FACET_LISTS)},
     )

@@ -118,8 +118,14 @@ def _set_recorded(entry: Entry) -> None:
     reward = feedback or summary.reward
     if facts is not None:
         entry.reward, entry.dimensions = facts.reward, facts.dimensions or {}
-    elif reward is not None:
+    elif reward is not None and not (summary.fork is not None and summary.capture_errors):
         entry.reward, entry.dimensions = reward.value, reward.dimensions
+
+
+def _status_of(entry: Entry) -> str:
+    """Return the status of a rollout; `departed` if it does not repeat what it was forked from."""
+    has_departed = entry.facts is not None and entry.facts.departed
+    return "departed" if has_departed else str(entry.summary.status)
 
 
 def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:
@@ -138,7 +144,7 @@ def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:
         step=entry.step,
         group=entry.group,
         task_id=summary.task_id,
-        status=str(summary.status),
+        status=_status_of(entry),
         created=summary.created_at,
         attempt_id=summary.attempt_id or "",
         outcome=str(summary.outcome or ""),
@@ -148,6 +154,8 @@ def row_of(entry: Entry, task: str, texts: Texts | None) -> views.RolloutRow:
         started=summary.started_at,
         seconds=entry.seconds,
         damaged=summary.capture_errors,
+        fork_of="" if summary.fork is None else summary.fork.rollout_id,
+        fork_call="" if summary.fork is None else summary.fork.call_id,
         rated=entry.is_rated,
         is_read=facts is not None,
         task=beginning(task),

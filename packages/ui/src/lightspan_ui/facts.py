@@ -57,6 +57,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """None if there are none."""
     source: RewardSource | None
     unscored: str
+    departed: str
     seconds: float | None
 
 
@@ -107,6 +108,7 @@ def facts_of(
         dimensions=dict(episode.dimensions) or None,
         source=episode.reward_source,
         unscored=episode.unscored,
+        departed=episode.departed,
         seconds=seconds_of(spans) if is_production else None,
     )
 
@@ -170,6 +172,7 @@ def rollout_of(summary: RolloutSummary) -> Rollout:
         group_id=summary.group_id,
         mode=summary.mode,
         step=summary.step,
+        fork=summary.fork,
     )
 
 
@@ -184,6 +187,7 @@ def episode_of(summary: RolloutSummary, facts: Facts | None) -> Episode:
         dimensions=facts.dimensions or {},
         reward_source=facts.source,
         unscored=facts.unscored,
+        departed=facts.departed,
     )
 
 

@@ -305,6 +305,8 @@ def call_row(view: RolloutView, entry: CallCoverage) -> views.CallRow:
         prompt_tokens=prompt_tokens,
         tokens=tokens,
         temperature=float(temperature) if isinstance(temperature, int | float) else None,
+        replayed_from=str(attributes.get(c.REPLAYED_ROLLOUT, "")),
+        is_fork=bool(attributes.get(c.REPLAY_FORK)),
     )
 
 

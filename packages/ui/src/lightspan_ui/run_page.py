@@ -90,7 +90,9 @@ def detail_of(
     return views.RunDetail(
         summary=summary,
         settings=flat_settings(folder.read_config()),
-        agents=coverage.agents({e.summary.rollout_id: e.reward for e in entries}),
+        agents=coverage.agents(
+            {e.summary.rollout_id: e.reward for e in entries if e.summary.fork is None}
+        ),
         coverage_of=coverage.rollouts + sum(e.summary.attempt_id is None for e in entries),
         rollouts=len(entries),
         pruned=pruned_text(lines, min(stored, default=None)) if catalogue is not None else "",

@@ -235,6 +235,10 @@ class RolloutRow(View, frozen=True, kw_only=True):
     seconds: float | None = None
     damaged: int = 0
     """Number of errors in recording the attempt; a damaged attempt is not trained."""
+    fork_of: str = ""
+    """Id of the rollout that it repeats up to a call; empty if it is no fork."""
+    fork_call: str = ""
+    """Id of the first call that it samples anew; empty if it is no fork, or repeats all calls."""
     rated: bool = False
     """Whether someone gave feedback after the attempt; only known if `is_read`."""
     is_read: bool = False
@@ -293,7 +297,8 @@ class Facets(View, frozen=True, kw_only=True):
     """Counts of the rollouts that match the filters, by each filter's values.
 
     The counts of a filter leave this filter out, so that another value can be chosen. `total`,
-    `scored` and `mean` are of the rollouts that match all filters.
+    `scored` and `mean` are of the rollouts that match all filters; the mean leaves out forks, which
+    repeat other rollouts up to a call.
     """
 
     total: int
@@ -442,6 +447,11 @@ class CallRow(View, frozen=True, kw_only=True):
     prompt_tokens: int | None = None
     tokens: int | None = None
     temperature: float | None = None
+    replayed_from: str = ""
+    """Id of the rollout that has the texts and tokens of a replayed call, under the same call id;
+    empty for other calls."""
+    is_fork: bool = False
+    """Whether it is the first call that a fork sampled anew."""
 
 
 class Rating(View, frozen=True, kw_only=True):

@@ -191,6 +191,10 @@ export interface RolloutRow {
   seconds: number | null;
   /** Number of errors in recording the attempt; a damaged attempt is not trained. */
   damaged: number;
+  /** Id of the rollout that it repeats up to a call; empty if it is no fork. */
+  fork_of: string;
+  /** Id of the first call that it samples anew; empty if it is no fork, or repeats all calls. */
+  fork_call: string;
   /** Whether someone gave feedback after the attempt; only known if `is_read`. */
   rated: boolean;
   /** Whether the fields below were read from the attempt's spans. */
@@ -241,7 +245,7 @@ export interface Bin {
   n: number;
 }
 
-/** Counts of the rollouts that match the filters, by each filter's values. The counts of a filter leave this filter out, so that another value can be chosen. `total`, `scored` and `mean` are of the rollouts that match all filters. */
+/** Counts of the rollouts that match the filters, by each filter's values. The counts of a filter leave this filter out, so that another value can be chosen. `total`, `scored` and `mean` are of the rollouts that match all filters; the mean leaves out forks, which repeat other rollouts up to a call. */
 export interface Facets {
   total: number;
   scored: number;
@@ -379,6 +383,10 @@ export interface CallRow {
   prompt_tokens: number | null;
   tokens: number | null;
   temperature: number | null;
+  /** Id of the rollout that has the texts and tokens of a replayed call, under the same call id; empty for other calls. */
+  replayed_from: string;
+  /** Whether it is the first call that a fork sampled anew. */
+  is_fork: boolean;
 }
 
 /** Feedback on an attempt or call that arrived after the attempt. */

@@ -49,6 +49,7 @@ const TONES: Record<string, string> = {
   cancelled: "warn",
   stopped: "warn",
   silent: "warn",
+  departed: "warn",
   running: "info",
 };
 

@@ -19,6 +19,7 @@ from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.batch import BatchConfig
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.forks import ForkPoint
 from lightspan.lightning.selection import Coverage, classify_calls
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities, TokenEngine
@@ -140,6 +141,24 @@ class TrainerContext(Protocol):
             resources: resources that extend or override the algorithm's (`Algorithm.resources`):
                 one mapping for all tasks, or one mapping per task, for example to compare
                 candidates in parallel; None for the algorithm's alone.
+        """
+
+    async def forks(self, points: Sequence[ForkPoint], count: int) -> list[Episode]:
+        """Repeat recorded attempts up to a call, sample from there, and return the episodes.
+
+        The forks of one point form a group, apart from the group of the attempt that they repeat:
+        they share `group_id` and are contiguous. They have the task, the resources and the mode of
+        that attempt. The gateway answers the calls before the point as it did then, so the app runs
+        again, with its tools, and only the calls from the point on are sampled. Attempts that
+        departed from the recorded one are left out, with a message.
+
+        Args:
+            points: points of ended attempts of this store, from `lightspan.lightning.fork_points`.
+            count: number of forks per point.
+
+        Raises:
+            ConfigError: an attempt cannot be forked at a point (`ForkPoint.refusal`), or the
+                algorithm has `overlap`, whose attempts may be of older weights.
         """
 
     async def submit(

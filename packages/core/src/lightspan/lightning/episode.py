@@ -28,7 +28,7 @@ import msgspec
 from lightspan.errors import DataError
 from lightspan.lightning.span_tree import SpanNode, build_tree, walk
 from lightspan.schema import semconv
-from lightspan.schema.records import Attempt, AttemptStatus, Mode, Outcome, Rollout
+from lightspan.schema.records import Attempt, AttemptStatus, Fork, Mode, Outcome, Rollout
 from lightspan.schema.reward import Reward, reward_of, usable
 from lightspan.schema.routing import Route, Routing, agent_name, join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
@@ -172,13 +172,19 @@ class Episode:
     """Number of rewards that were emitted on an id of no call, which are unused."""
     spans: tuple[Span, ...] = field(default=(), repr=False)
     """All spans of the attempt except late ones."""
+    fork: Fork | None = None
+    """The attempt that this one repeats up to a call; None if it repeats none."""
+    departed: str = ""
+    """Why the attempt is no fork of the recorded one, although it was to be; empty otherwise. It is
+    unscored, never trained, and in no statistics."""
     earlier: tuple[Episode, ...] = field(default=(), repr=False)
     """Episodes of the rollout's earlier attempts, which were lost and repeated."""
 
     @property
     def finished(self) -> bool:
-        """Whether the attempt ended by itself: it is not running, lost or cancelled."""
-        return self.status in _ENDED and self.outcome not in _NEVER_SCORED
+        """Whether the attempt ended by itself: it is not running, lost, cancelled or departed."""
+        ended = self.status in _ENDED and self.outcome not in _NEVER_SCORED
+        return ended and not self.departed
 
     def scored(self, step_rewards: bool = False) -> bool:
         """Return whether the episode has rewards that can be used for training.
@@ -273,10 +279,26 @@ def build_episode(
         notes=tuple(notes),
         stray_rewards=len(inputs.rewards) - len(emitted) - sum(map(len, on_calls.values())),
         spans=tuple(inputs.spans),
+        fork=rollout.fork,
     )
-    if unscored := _lost_answer(calls, inputs.llm):
-        return replace(episode, reward=None, dimensions={}, unscored=unscored)
+    departed = _departure(episode)
+    if unscored := departed or _lost_answer(calls, inputs.llm):
+        return replace(episode, reward=None, dimensions={}, unscored=unscored, departed=departed)
     return episode
+
+
+def _departure(episode: Episode) -> str:
+    """Return why an ended attempt did not repeat the recorded one; empty if it did or need not."""
+    if episode.fork is None or not episode.finished:
+        return ""
+    spans = [call.span for call in (*episode.calls, *episode.late_calls) if call.span is not None]
+    for span in spans:
+        if span.attributes.get(semconv.ERROR_TYPE) == semconv.REPLAY_DEPARTED:
+            return span.status_message
+    if episode.fork.call_id and not any(s.attributes.get(semconv.REPLAY_FORK) for s in spans):
+        end = f": {episode.message}" if episode.message else ""
+        return f"the app ended before the call at which the rollout forks{end}"
+    return ""
 
 
 def _lost_answer(calls: Sequence[Call], llm: Mapping[str, list[Span]]) -> str:
@@ -593,7 +615,7 @@ def _outcome(spans: list[Span]) -> CallOutcome:
 
 _GRAVITY: Final = (
     *(_UNDELIVERED, CallOutcome.RESAMPLED, CallOutcome.CANCELLED),
-    *(CallOutcome.ERROR, CallOutcome.OK),
+    *(CallOutcome.ERROR, CallOutcome.REPLAYED, CallOutcome.OK),
 )
 """Outcomes from worst to best; where spans disagree, the worst outcome counts."""
 

@@ -64,6 +64,8 @@ class Rejection(StrEnum):
     CANCELLED = "cancelled", "the client left before the answer was complete"
     UNDELIVERED = "undelivered", "the answer never reached the app"
     RESAMPLED = "resampled", "sampled anew after a cancelled try whose tokens are gone: biased"
+    REPLAYED = "replayed", "answered as in the attempt that the rollout repeats, which trains it"
+    DEPARTED = "departed", "the attempt did not repeat the recorded one that it was forked from"
     REFUSED = "refused", "the gateway refused the request"
     ERROR = "error", "the call failed"
     NO_TOKENS = "no_tokens", "no tokens: not trainable; the call did not go through the gateway"
@@ -130,18 +132,24 @@ class Coverage:
     def selected(self) -> list[CallCoverage]:
         """The calls of agents to train, whether trained or rejected.
 
-        Calls that were recorded after the end of the attempt are left out.
+        Calls that were recorded after the end of the attempt are left out, and replayed calls,
+        which count where they were sampled.
         """
-        return [
-            entry
-            for entry in self.entries
-            if entry.status is not _FROZEN and entry.rejection is not Rejection.LATE
-        ]
+        return [entry for entry in self._made if entry.call.outcome is not CallOutcome.REPLAYED]
+
+    @property
+    def _made(self) -> list[CallCoverage]:
+        """The selected calls, and the replayed calls of agents to train."""
+        entries = [entry for entry in self.entries if entry.status is not _FROZEN]
+        return [entry for entry in entries if entry.rejection is not Rejection.LATE]
 
     @cached_property
     def turns(self) -> Turns:
-        """The selected calls with their turns, that is, their depths in the causal order."""
-        return Turns([entry.call for entry in self.selected])
+        """The selected calls with their turns, that is, their depths in the causal order.
+
+        Replayed calls deepen the turns of the calls after them.
+        """
+        return Turns([entry.call for entry in self._made])
 
     def counts(self) -> dict[str, int]:
         """Return status → number of calls, the highest number first.
@@ -231,7 +239,7 @@ def _episode_rejection(episode: Episode, modes: Collection[Mode]) -> Rejection |
     if episode.mode not in modes or episode.mode is Mode.PRODUCTION:
         return Rejection.MODE_NOT_TRAIN
     if not episode.finished:
-        return Rejection.UNFINISHED
+        return Rejection.DEPARTED if episode.departed else Rejection.UNFINISHED
     return Rejection.DAMAGED if episode.capture_errors else None
 
 

@@ -9,7 +9,8 @@ made in parallel share a turn. With the gateway's sequence numbers as intervals:
     search        [4, 5]                turn 1
     refine                [7, 8]        turn 2   the longest chain before it has two calls
 
-Rejected calls of selected agents count too, because they happened.
+Rejected calls of selected agents count too, because they happened. So do calls that were replayed
+from another attempt, but the turns list only the calls after them.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from functools import cached_property
 from itertools import accumulate
 
 from lightspan.lightning.episode import Call, CallKey
+from lightspan.schema.token_records import CallOutcome
 
 
 class Turns:
     """The selected calls of an episode (of agents to train), each with its turn.
 
     Args:
-        calls: calls in causal order.
+        calls: calls in causal order, with replayed calls.
     """
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = calls
-        self.depths = _depths(calls)
-        """[calls] Turn of each call, 0 first."""
+        self._all = list(zip(calls, _depths(calls), strict=True))
+        listed = [pair for pair in self._all if pair[0].outcome is not CallOutcome.REPLAYED]
+        self.calls = [call for call, _ in listed]
+        self.depths = [turn for _, turn in listed]
+        """[calls] Turn of each call, 0 first, unless replayed calls come before."""
         self.count = max(self.depths, default=-1) + 1
         """Number of turns."""
 
@@ -51,7 +55,7 @@ class Turns:
         An entry of the first list is the sequence number at which the call ended. The entry of the
         second list is the highest turn of the calls that had ended by then.
         """
-        ends = sorted((c.sequence_end, turn) for c, turn in self if c.sequence_end is not None)
+        ends = sorted((c.sequence_end, turn) for c, turn in self._all if c.sequence_end is not None)
         return [end for end, _ in ends], list(accumulate((turn for _, turn in ends), max))
 
     def ended_before(self, position: int) -> int | None:

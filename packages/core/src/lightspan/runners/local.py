@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -278,7 +278,7 @@ class LocalRunners:
         # The process inherits the mask, and unblocks SIGINT itself: a Ctrl-C before that would
         # print a traceback. The resource tracker would unblock SIGINT here as it starts.
         resource_tracker.ensure_running()
-        with blocked_signals(signal.SIGINT):
+        with blocked_signals(signal.SIGINT), _hash_seed():
             process, parent_pipe = self._start_process(plan, name)
         return _Worker(process, name, parent_pipe, clock.monotonic(), plan)
 
@@ -417,6 +417,22 @@ def _close_pipes(workers: Sequence[_Worker]) -> None:
     for pipe in (worker.parent_pipe for worker in workers):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
             end.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def _hash_seed() -> Iterator[None]:
+    """Give the processes that are started meanwhile the same hashes of texts.
+
+    Then a set is in the same order in all of them, so that a rollout can be repeated in another
+    process. A user's own `PYTHONHASHSEED` is kept.
+    """
+    own = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = own or "0"
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ["PYTHONHASHSEED"]
 
 
 def _end(workers: Sequence[_Worker]) -> None:

@@ -202,6 +202,20 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{clock.now_ns():016x}{random_digits()}"
 
 
+class Fork(msgspec.Struct, frozen=True):
+    """The recorded attempt that a rollout repeats, and the call from which on it samples anew.
+
+    The gateway answers the calls before that call as it answered them in the recorded attempt.
+    """
+
+    attempt_id: str
+    """Id of the recorded attempt."""
+    call_id: str = ""
+    """Id of the first call that is sampled anew; empty to repeat the whole attempt."""
+    rollout_id: str = ""
+    """Id of the recorded attempt's rollout, to which tools link."""
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the app on a task, as the algorithm enqueues it. It never changes."""
 
@@ -223,6 +237,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     max_infrastructure_tries: int = 3
     app: str = ""
     """`module:name` of the app that must run the rollout; empty for any app."""
+    fork: Fork | None = None
+    """The attempt that the rollout repeats up to a call; None if it repeats none."""
 
 
 class RolloutState(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +343,8 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message: str = ""
     reward: Reward | None = None
     """The reward that the attempt's report gave; None before its end and if there is none."""
+    fork: Fork | None = None
+    """The attempt that the rollout repeats up to a call; None if it repeats none."""
     feedback: Reward | None = None
     """The feedback on the attempt, or else the last feedback on one of its calls; None if there is
     none."""

@@ -99,6 +99,17 @@ CHAT_ONLY: Final = "chat_only"
 CALL_RESAMPLED: Final = "lightspan.call.resampled"
 """True if the call was sampled again after a try whose tokens are lost. Unlike the outcome, it
 never changes."""
+REPLAYED_FROM: Final = "lightspan.replay.attempt_id"
+"""Id of the attempt whose recorded answer was given again. There the call has the same call id."""
+REPLAYED_ROLLOUT: Final = "lightspan.replay.rollout_id"
+"""Id of the rollout of that attempt."""
+REPLAY_REQUEST: Final = "lightspan.replay.request_id"
+"""Call id that the client sent with a replayed call, which is recorded under the id of the call
+that it repeats."""
+REPLAY_FORK: Final = "lightspan.replay.fork"
+"""True on the call at which a fork ended its replay: the first call that was sampled anew."""
+REPLAY_DEPARTED: Final = "replay_departed"
+"""`error.type` of a call that was rejected because the attempt does not repeat the recorded one."""
 TOKEN_IDS: Final = "lightspan.call.token_ids"
 """JSON list: the ids of the prompt, then those of each choice, from an endpoint that returns ids as
 vLLM does (`prompt_token_ids`, `token_ids`); null where there are none."""

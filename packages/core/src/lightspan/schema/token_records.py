@@ -25,6 +25,9 @@ class CallOutcome(StrEnum):
     """The first try was cancelled and its tokens are lost, so the call was sampled again. This
     biases the sample, so the call is never trained."""
     ERROR = "error"
+    REPLAYED = "replayed"
+    """Answered as in the attempt that the rollout repeats (`Rollout.fork`). The call has no token
+    record and no texts: the other attempt has them."""
 
 
 class FinishReason(StrEnum):

@@ -68,13 +68,14 @@ async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
     """Return the number of calls that rollouts made to the app's own endpoint or to an `LLM`.
 
     The calls of all attempts of a rollout count, also those of lost attempts and those that arrived
-    after an attempt's end.
+    after an attempt's end. Replayed calls do not, because their recorded answers were given again.
     """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):
         attempts = await store.attempts(rollout_ids[start : start + READ_AT_ONCE])
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
         for attempt_spans in spans.values():
-            calls = (span for span in attempt_spans if span.kind is SpanKind.LLM)
-            count += sum(str(span.attributes.get(c.ROUTE)) in _ELSEWHERE for span in calls)
+            calls = [span.attributes for span in attempt_spans if span.kind is SpanKind.LLM]
+            made = (each for each in calls if c.REPLAYED_FROM not in each)
+            count += sum(str(attributes.get(c.ROUTE)) in _ELSEWHERE for attributes in made)
     return count

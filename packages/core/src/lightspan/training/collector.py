@@ -168,6 +168,8 @@ class _Progress:
         Raises:
             RewardError: the app returned an invalid reward.
         """
+        if state.rollout.fork is not None and attempt.capture_errors:
+            return  # it did not repeat the attempt that it was forked from
         if attempt.outcome is Outcome.BAD_REWARD:
             raise RewardError(f"task {state.rollout.task_id}: {attempt.message}")
         self._failed += attempt.status is not AttemptStatus.SUCCEEDED

@@ -19,10 +19,12 @@ from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
+from lightspan.lightning.forks import ForkPoint
 from lightspan.lightning.rollout_checks import ENOUGH_TASKS, RolloutChecks
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
+from lightspan.progress import plural
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
@@ -30,7 +32,7 @@ from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners, WatchedRunners
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id, task_id
-from lightspan.schema.resources import ROUTING, NamedResources, Resources
+from lightspan.schema.resources import ROUTING, NamedResources, Resources, routing_of
 from lightspan.schema.routing import Routing
 from lightspan.schema.validation import check_whole, parse_gateway_address
 from lightspan.stores import open_store, take_credentials
@@ -431,6 +433,43 @@ class Session:
         rollouts = self._plan_rollouts(tasks, group_size, mode, ids)
         episodes = await self.collector.run(rollouts, self._title(mode))
         return await self._process(rollouts, episodes, mode)
+
+    async def forks(self, points: Sequence[ForkPoint], count: int) -> list[Episode]:
+        check_whole("forks: count", count, 1)
+        for point in (point for point in points if point.refusal):
+            raise ConfigError(f"forks: {point.attempt_id}, call {point.number}: {point.refusal}")
+        if getattr(self.algorithm, "overlap", 0):
+            raise ConfigError(
+                "forks: with overlap= a recorded attempt may be of older weights, and the calls "
+                "that a fork repeats are not corrected for that: use overlap=0"
+            )
+        forks = await self.run_forks(points, count)
+        if departed := [episode.departed for _, episode in forks if episode.departed]:
+            self.note(
+                f"{len(departed)} of {plural(len(forks), 'fork')} left out: they departed from "
+                f"the attempt that they repeat (for example: {departed[0]})"
+            )
+        kept = [pair for pair in forks if not pair[1].departed]
+        rollouts, episodes = [rollout for rollout, _ in kept], [episode for _, episode in kept]
+        return await self._process(rollouts, episodes, rollouts[0].mode) if kept else []
+
+    async def run_forks(
+        self, points: Sequence[ForkPoint], count: int
+    ) -> list[tuple[Rollout, Episode]]:
+        """Run forks as the method `forks`; return departed ones too, without further checks."""
+        states = await self.store.rollouts([point.rollout_id for point in points])
+        parents = {state.rollout.rollout_id: state.rollout for state in states}
+        rollouts: list[Rollout] = []
+        for point in points:
+            parent = parents[point.rollout_id]
+            named = await self.store.get_resources(parent.resources_id)
+            url = self._routing.gateway_url  # another one in a later process
+            routing = msgspec.structs.replace(routing_of(named), gateway_url=url)
+            ids = [await self.store.put_resources({**named, ROUTING: routing})]
+            forks = self._plan_rollouts([parent.task], count, parent.mode, ids)
+            rollouts += [msgspec.structs.replace(fork, fork=point.fork) for fork in forks]
+        episodes = await self.collector.run(rollouts, f"step {self.state.step}: forks")
+        return list(zip(rollouts, episodes, strict=True))
 
     async def submit(
         self,

@@ -298,6 +298,20 @@ IN_PRODUCTION: Final = (
     "cancelled",
 )
 """Scenarios that are also played outside of every scope."""
+REPEATED: Final = (
+    "single",
+    "team",
+    "nested",
+    "parallel",
+    "tools",
+    "parallel_tools",
+    "handoff",
+    "agent_as_tool",
+    "same_name",
+    "unicode",
+    "tool_error",
+)
+"""Scenarios that are also repeated with the recorded answers, as a whole and up to each call."""
 CONNECTED: Final = ("single", "team", "nested", "parallel", "agent_as_tool")
 """Scenarios that are also played with a server of trained policies."""
 SEVERAL_RUNS: Final[Mapping[str, Collection[str]]] = {

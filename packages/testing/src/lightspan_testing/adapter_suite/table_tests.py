@@ -10,10 +10,25 @@ import pytest
 
 from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.entry import open_scope
-from lightspan_testing.adapter_harness import Played, Stage
+from lightspan.lightning import classify_calls
+from lightspan.lightning.forks import fork_points
+from lightspan_testing.adapter_harness import POLICY, Played, Stage
 from lightspan_testing.adapter_suite.base import AdapterTests
-from lightspan_testing.adapter_suite.scenario_runner import close_clients, part_of, play, run_sync
-from lightspan_testing.adapter_suite.scenarios import CONCURRENT, MODES, ROUTES, SCENARIOS, App
+from lightspan_testing.adapter_suite.scenario_runner import (
+    close_clients,
+    part_of,
+    play,
+    play_opened,
+    run_sync,
+)
+from lightspan_testing.adapter_suite.scenarios import (
+    CONCURRENT,
+    MODES,
+    REPEATED,
+    ROUTES,
+    SCENARIOS,
+    App,
+)
 from lightspan_testing.adapter_suite.trees import calls_of
 
 
@@ -31,6 +46,34 @@ class TableTests(AdapterTests):
         with self.adapter.instrument():
             played = play(stage, app, scenario, mode, through_gateway=route == "gateway")
         self.check(played, scenario, app, stage)
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("scenario", REPEATED)
+    def test_replay(self, stage: Stage, scenario: str, mode: str) -> None:
+        """The app repeats its requests to the byte, so that it can be forked at any call.
+
+        The span tree of a fork is whole, the calls before the fork are references to the attempt
+        that it repeats, and only the other calls are sampled and trained.
+        """
+        app = self.app(stage, scenario, mode)
+        with self.adapter.instrument():
+            played = play(stage, app, scenario, mode, through_gateway=True)
+        for point in reversed(fork_points(stage.episode(played))):
+            sampled = len(stage.engine.requests)
+            repeated = stage.repeat(played, point.fork)
+            app = self.app(stage, scenario, mode)
+            with self.adapter.instrument():
+                repeated = play_opened(stage, app, repeated, scenario, mode)
+            self.check_tree(repeated, scenario, app)
+            episode = stage.episode(repeated)
+            assert (point.refusal, episode.departed) == ("", "")
+            replayed = {call.call_id for call in episode.calls if call.record is None}
+            assert replayed == {*point.prefix}
+            calls = len(fork_points(episode)) - 1
+            assert len(stage.engine.requests) - sampled == calls - len(replayed)
+            counts = classify_calls(episode, POLICY).counts()
+            assert counts.get("rejected:replayed", 0) == len(replayed)
+            assert sum(counts.values()) == calls
 
     @pytest.mark.parametrize("scenario", SCENARIOS)
     def test_agents(self, stage: Stage, scenario: str) -> None:

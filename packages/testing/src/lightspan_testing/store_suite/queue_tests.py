@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
-from lightspan.schema.records import AttemptStatus, Claim, Mode, Outcome, RolloutStatus
+from lightspan.schema.records import AttemptStatus, Claim, Fork, Mode, Outcome, RolloutStatus
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
     LEASE_S,
@@ -55,6 +55,7 @@ class QueueTests(StoreTests):
             step=7,
             timeout_s=1.5,
             max_infrastructure_tries=9,
+            fork=Fork(attempt_id=UNICODE, call_id="call-1"),
         )
         await store.enqueue([rollout])
         state = await state_of(store, UNICODE)

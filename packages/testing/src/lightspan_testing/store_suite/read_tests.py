@@ -13,6 +13,7 @@ from lightspan.errors import DataError, NotFoundError
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
+    Fork,
     Mode,
     Outcome,
     RolloutStatus,
@@ -58,7 +59,8 @@ class ReadTests(StoreTests):
     async def test_a_summary_has_the_rollout_and_its_latest_attempt(
         self, store: Store, clock: Clock
     ) -> None:
-        rollout = make_rollout(task_id="task-7", run_id="run", group_id="group", step=3)
+        fork = Fork("at-1", "call-1", "ro-0")
+        rollout = make_rollout(task_id="task-7", run_id="run", group_id="group", step=3, fork=fork)
         await store.enqueue([rollout])
         [queued] = (await store.summaries()).rows
         assert queued == RolloutSummary(
@@ -72,6 +74,7 @@ class ReadTests(StoreTests):
             created_at=clock.now,
             position=queued.position,
             change=(await state_of(store)).change,
+            fork=fork,
         )
         lost = await claim_one(store)
         await store.report([make_report(lost, AttemptStatus.LOST, outcome="infrastructure")])

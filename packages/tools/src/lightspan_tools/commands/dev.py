@@ -65,6 +65,12 @@ def add(commands: Any) -> None:
     parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
     parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")
     parser.add_argument("--group-size", type=int, metavar="N", help="rollouts per task (4)")
+    parser.add_argument(
+        "--no-replay",
+        action="store_true",
+        help="do not run rollouts again with the recorded answers, which runs the app's tools "
+        "again (rollouts are repeated; no model is asked)",
+    )
     parser.add_argument("--steps", type=int, help="iterations of fit (one epoch)")
     parser.add_argument("--runners", type=int, default=8, help="concurrent attempts (8)")
     parser.add_argument(
@@ -148,6 +154,7 @@ def _report(options: argparse.Namespace) -> DevReport:
         count=options.count,
         group_size=options.group_size,
         folder=options.folder,
+        replay=not options.no_replay,
     )
 
 

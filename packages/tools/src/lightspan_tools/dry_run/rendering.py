@@ -30,6 +30,7 @@ def render(report: model.DevReport) -> str:
         _rows(report.rows),
         _costs(report),
         _memory(report.memory),
+        _replays(report),
         _missing(report.missing),
     ]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
@@ -271,6 +272,13 @@ def _memory(memory: model.MemoryReport | None) -> Iterator[str]:
 
 def _bytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _replays(report: model.DevReport) -> Iterator[str]:
+    lines = [] if report.replays is None else report.replays.text()
+    if lines:
+        yield "REPLAY"
+        yield from (f"  {line}" for line in lines)
 
 
 def _missing(reasons: Sequence[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from lightspan.errors import DataError
 from lightspan.lightning.selection import Rejection
 from lightspan.progress import print_line
 from lightspan_tools.dry_run.rendering import render
+from lightspan_tools.dry_run.replays import ReplayReport
 
 STOPS: Final = ("fit would stop:", "no call would be trained")
 """How the warnings begin after which `fit` would stop, or would train nothing."""
@@ -258,6 +259,8 @@ class DevReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: RowReport | None
     costs: CostReport
     memory: MemoryReport | None
+    replays: ReplayReport | None
+    """What happened when rollouts were repeated; None if none were."""
     missing: list[str]
     """Unknown parts of the report, with reasons."""
     folder: str | None

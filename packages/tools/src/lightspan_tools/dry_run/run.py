@@ -44,6 +44,7 @@ from lightspan.training.settings import TrainerSettings
 from lightspan_tools.alerts import stray_rewards_text, unused_rewards_text
 from lightspan_tools.dry_run import analysis, memory, report_model as model
 from lightspan_tools.dry_run.analysis import Findings
+from lightspan_tools.dry_run.replays import ReplayReport, repeat_attempts
 
 GROUP_SIZE: Final = 4
 """Maximum rollouts per task, unless `group_size` is set."""
@@ -73,6 +74,8 @@ class DryRun:
         group_size: rollouts per task. None for the algorithm's number, but at most `GROUP_SIZE`.
         folder: folder in which the rollouts are kept; None for a temporary folder.
         selection: tasks by which `fit` compares prompts, which are not run; None for none.
+        replay: whether to repeat rollouts with their recorded answers. It is left out if that would
+            ask a model, because the app made calls that the gateway did not answer.
 
     Raises:
         ConfigError: `count` or `group_size` is less than 1, or `folder` holds a run or is the
@@ -89,6 +92,7 @@ class DryRun:
     group_size: int | None
     folder: Path | None
     selection: Sequence[Json] | None = None
+    replay: bool = True
 
     def __post_init__(self) -> None:
         folder, algorithm = self.folder, self.settings.algorithm
@@ -105,6 +109,7 @@ class DryRun:
             )
         self._algorithm = algorithm
         self._group_size = self.group_size or min(algorithm.group_size, GROUP_SIZE)
+        self._replays: ReplayReport | None = None
         self._missing: list[str] = []
         self._problems: list[str] = []
         """Errors that would stop `fit`, in addition to the report's sections."""
@@ -125,6 +130,8 @@ class DryRun:
             await session.open()
             episodes, seconds = await self._run_tasks(session)
             findings = await self._classify(session, episodes)
+            if self.replay and not analysis.read_uncaptured(findings):
+                self._replays = await repeat_attempts(session, episodes)
             if self.settings.has_policies:
                 self._check_evaluations(session, findings)
                 measured = await self._measure(session, findings)
@@ -299,6 +306,7 @@ class DryRun:
             rows=rows,
             costs=costs,
             memory=memory_report,
+            replays=self._replays,
             missing=self._missing,
             folder=None if self.folder is None else str(self.folder),
         )

@@ -28,6 +28,7 @@ const TONES = {
     cancelled: "warn",
     stopped: "warn",
     silent: "warn",
+    departed: "warn",
     running: "info",
 };
 /** Show a state as a coloured word. */

@@ -62,7 +62,8 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
       <div class="row between">
         <span class="row">
           {!props.isOnly && <b>choice {call.choice}</b>}
-          <Badge name={call.fate} />
+          <Badge name={call.replayed_from ? "replayed" : call.fate} />
+          {call.is_fork && <span class="muted">the rollout forks here</span>}
           {call.advantage !== null && (
             <b class={call.advantage > 0 ? "big plus" : call.advantage < 0 ? "big minus" : "big"}>
               advantage {signed(call.advantage, 3)}
@@ -86,7 +87,16 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
         </p>
       )}
       {call.fate === "evaluation" && <p class="muted">Not trained: it belongs to an evaluation.</p>}
-      {(call.fate === "frozen" || call.fate === "rejected") && (
+      {call.replayed_from && (
+        <p>
+          Answered as in the rollout that this one repeats:{" "}
+          <a href={path([...props.place, "rollouts", call.replayed_from, "calls", call.call_id])}>
+            the call of rollout {shortId(call.replayed_from)}
+          </a>{" "}
+          has its texts and tokens.
+        </p>
+      )}
+      {!call.replayed_from && (call.fate === "frozen" || call.fate === "rejected") && (
         <p>
           Not trained{call.reason && `: ${visible(call.reason)}`}.{" "}
           {call.fate === "frozen" && "The run trains other agents."}

@@ -2,7 +2,7 @@
 
 import { Fragment, h } from "../vendor/preact.js";
 import { useState } from "../vendor/hooks.js";
-import type { CallRow, RolloutDetail, SpanDetail, SpanRow } from "../api.js";
+import type { CallRow, RolloutDetail, RolloutRow, SpanDetail, SpanRow } from "../api.js";
 import { useApi } from "../client.js";
 import { Badge, Dimensions, Heading, MessageBox, Problems, Scroller, Waiting } from "../components.js";
 import type { Place } from "../filters.js";
@@ -69,6 +69,7 @@ function Summary(props: { place: Place; detail: RolloutDetail }) {
               rank {detail.rank} of {detail.group_size} in its group
             </a>
           )}
+          {row.fork_of && <ForkLink place={place} row={row} />}
           <Dimensions of={row.dimensions} />
         </span>
         <span class="muted small">
@@ -100,6 +101,17 @@ function Summary(props: { place: Place; detail: RolloutDetail }) {
       </details>
       <Facts detail={detail} />
     </div>
+  );
+}
+
+/** Link a fork to the rollout that it repeats. */
+function ForkLink(props: { place: Place; row: RolloutRow }) {
+  const { fork_of, fork_call } = props.row;
+  const call = fork_call ? ["calls", fork_call] : [];
+  return (
+    <a href={path([...props.place, "rollouts", fork_of, ...call])} title={fork_of}>
+      {fork_call ? "fork of" : "repeats"} {shortId(fork_of)}
+    </a>
   );
 }
 
@@ -257,7 +269,7 @@ function Tree(props: {
 
 /** Return whether training decided about a call; calls of production are only recorded. */
 function isJudged(call: CallRow): boolean {
-  return call.fate !== "recorded";
+  return call.fate !== "recorded" && !call.replayed_from;
 }
 
 function fateClass(call: CallRow): string {
@@ -268,6 +280,12 @@ function fateClass(call: CallRow): string {
 function Fates(props: { calls: readonly CallRow[] }) {
   return (
     <Fragment>
+      {props.calls.some((call) => call.is_fork) && <span class="fate frozen">fork</span>}
+      {props.calls.filter((call) => call.replayed_from).map((call) => (
+        <span key={call.choice} class="fate frozen" title={call.reason}>
+          replayed
+        </span>
+      ))}
       {props.calls.filter(isJudged).map((call) => (
         <span key={call.choice} class={`fate ${fateClass(call)}`} title={`${call.fate} ${call.reason}`}>
           {call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage)}
@@ -289,6 +307,7 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
         </b>
         {calls.map((call) => (
           <a key={call.choice} class="small" href={path([...place, "rollouts", detail.row.rollout_id, "calls", call.call_id])}>
+            {call.replayed_from && <Badge name="replayed" title={call.reason} />}
             {isJudged(call) && <Badge name={call.fate} title={call.reason} />} {isJudged(call) ? "why" : "the call"}
           </a>
         ))}
@@ -298,6 +317,15 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
           {visible(call.why || call.reason)}
         </p>
       ))}
+      {calls[0]?.replayed_from && (
+        <p class="small muted">
+          answered as in{" "}
+          <a href={path([...place, "rollouts", calls[0].replayed_from, "calls", calls[0].call_id])}>
+            rollout {shortId(calls[0].replayed_from)}
+          </a>
+          , which has its texts
+        </p>
+      )}
       {span.message && <pre class="box bad">{visible(span.message)}</pre>}
       {props.isAlone ? (
         span.input.map((message, n) => <MessageBox key={n} message={message} />)

@@ -95,6 +95,12 @@ function RolloutTable(props: { place: Place; page: Rows }) {
                   <a href={addressOf(row)} title={row.rollout_id}>
                     <code>{shortId(row.rollout_id)}</code>
                   </a>
+                  {row.fork_of && (
+                    <a class="small" href={path([kind, name, "rollouts", row.fork_of])} title={row.fork_of}>
+                      {" "}
+                      {row.fork_call ? "fork of" : "repeats"} {shortId(row.fork_of)}
+                    </a>
+                  )}
                   <div class="small muted" title={clock(row.created)}>
                     {clock(row.started ?? row.created).slice(5)}
                   </div>

@@ -14,6 +14,7 @@ import msgspec
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
+    Fork,
     Mode,
     Outcome,
     RolloutState,
@@ -101,6 +102,7 @@ def read_summary(row: Sequence[Any], read_text: Callable[[Any], str]) -> Rollout
     ids = _ids_decoder.decode(fields.pop("body"))
     reward, feedback, errors = fields["reward"], fields["feedback"], fields["capture_errors"]
     fields["group_id"], fields["task_id"] = ids.group_id, ids.task_id
+    fields["fork"] = ids.fork
     fields["mode"] = _modes[fields["mode"]]
     fields["status"] = _statuses[fields["status"]]
     fields["runner_id"] = fields["runner_id"] or ""
@@ -117,6 +119,7 @@ class _Ids(msgspec.Struct):
 
     task_id: str
     group_id: str
+    fork: Fork | None = None
 
 
 _ids_decoder = msgspec.msgpack.Decoder(_Ids)

@@ -50,6 +50,7 @@ function Summary(props) {
                     " of ",
                     detail.group_size,
                     " in its group")),
+                row.fork_of && h(ForkLink, { place: place, row: row }),
                 h(Dimensions, { of: row.dimensions })),
             h("span", { class: "muted small" },
                 place[0] === "runs" && `${row.mode} step ${row.step} · `,
@@ -70,6 +71,15 @@ function Summary(props) {
             h("summary", null, "task"),
             h("pre", null, visible(pretty(detail.task)))),
         h(Facts, { detail: detail })));
+}
+/** Link a fork to the rollout that it repeats. */
+function ForkLink(props) {
+    const { fork_of, fork_call } = props.row;
+    const call = fork_call ? ["calls", fork_call] : [];
+    return (h("a", { href: path([...props.place, "rollouts", fork_of, ...call]), title: fork_of },
+        fork_call ? "fork of" : "repeats",
+        " ",
+        shortId(fork_of)));
 }
 function Facts(props) {
     const { row, attempts, ratings, links, trace_id } = props.detail;
@@ -153,7 +163,7 @@ function Tree(props) {
 }
 /** Return whether training decided about a call; calls of production are only recorded. */
 function isJudged(call) {
-    return call.fate !== "recorded";
+    return call.fate !== "recorded" && !call.replayed_from;
 }
 function fateClass(call) {
     if (call.fate !== "trained" || call.advantage === null)
@@ -161,7 +171,10 @@ function fateClass(call) {
     return call.advantage > 0 ? "trained" : call.advantage < 0 ? "negative" : "";
 }
 function Fates(props) {
-    return (h(Fragment, null, props.calls.filter(isJudged).map((call) => (h("span", { key: call.choice, class: `fate ${fateClass(call)}`, title: `${call.fate} ${call.reason}` }, call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage))))));
+    return (h(Fragment, null,
+        props.calls.some((call) => call.is_fork) && h("span", { class: "fate frozen" }, "fork"),
+        props.calls.filter((call) => call.replayed_from).map((call) => (h("span", { key: call.choice, class: "fate frozen", title: call.reason }, "replayed"))),
+        props.calls.filter(isJudged).map((call) => (h("span", { key: call.choice, class: `fate ${fateClass(call)}`, title: `${call.fate} ${call.reason}` }, call.advantage === null ? (call.fate === "trained" ? "trained" : call.fate) : signed(call.advantage))))));
 }
 function SpanBox(props) {
     const { span, detail, place } = props;
@@ -174,10 +187,18 @@ function SpanBox(props) {
                 " ",
                 h("span", { class: "muted small" }, span.kind.toLowerCase())),
             calls.map((call) => (h("a", { key: call.choice, class: "small", href: path([...place, "rollouts", detail.row.rollout_id, "calls", call.call_id]) },
+                call.replayed_from && h(Badge, { name: "replayed", title: call.reason }),
                 isJudged(call) && h(Badge, { name: call.fate, title: call.reason }),
                 " ",
                 isJudged(call) ? "why" : "the call")))),
         calls.filter(isJudged).map((call) => (h("p", { class: "small muted", key: call.choice }, visible(call.why || call.reason)))),
+        calls[0]?.replayed_from && (h("p", { class: "small muted" },
+            "answered as in",
+            " ",
+            h("a", { href: path([...place, "rollouts", calls[0].replayed_from, "calls", calls[0].call_id]) },
+                "rollout ",
+                shortId(calls[0].replayed_from)),
+            ", which has its texts")),
         span.message && h("pre", { class: "box bad" }, visible(span.message)),
         props.isAlone ? (span.input.map((message, n) => h(MessageBox, { key: n, message: message }))) : (last && (h(Fragment, null,
             span.input.length > 1 && (h("details", null,
