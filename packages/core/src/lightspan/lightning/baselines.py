@@ -85,6 +85,8 @@ class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
     """Baseline and scale of the rollout's return."""
     key: Hashable = None
     """Key of the call's state; None if no other call is in the same state."""
+    expected: float | None = None
+    """The critic's value of the call; None without one."""
 
     @property
     def rewards(self) -> float:
@@ -110,6 +112,8 @@ class Comparison(NamedTuple):
     """Further summands, which are added to the advantage."""
     expected: float | None = None
     """The critic's value of the call; None without a critic."""
+    mixture: tuple[CreditTerm, ...] = ()
+    """Summands of the baseline at lambda 1, if a critic is used beside a group."""
     compared: float | None = None
     """Number from which the baseline is subtracted; None if it is the call's credit."""
 
@@ -177,6 +181,16 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
         scale, reason = _scale(call.statistics, estimator), call.statistics.zero_reason
         comparisons.append(Comparison(baseline, scale, count, "in its state", reason))
     return comparisons
+
+
+def by_critic(calls: Sequence[CallCredit]) -> list[Comparison]:
+    """Compare each call with the critic's value; a call without one gets the baseline 0."""
+    return [
+        Comparison(
+            call.expected or 0.0, call.statistics.scale, 0, "rollouts", expected=call.expected
+        )
+        for call in calls
+    ]
 
 
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
