@@ -169,6 +169,13 @@ def test_what_a_learner_lacks_is_refused_by_name(
         algorithm.check(exact, LearnerCapabilities(**lacking))
 
 
+def test_gigpo_has_its_published_discount_and_others_none() -> None:
+    rules = ("discounted", "anchor", "at_grpo", "gigpo")
+    gammas = [getattr(LightningRL(MODEL, credit=name).credit, "gamma", None) for name in rules]
+    assert gammas == [1.0, 1.0, 1.0, 0.95]
+    assert LightningRL(MODEL, credit="gigpo", gamma=0.9).credit.name.startswith("gigpo(0.9, ")
+
+
 def test_verl_refuses_a_critic_beside_a_group_and_the_embedded_learner_has_one() -> None:
     algorithm = LightningRL(MODEL, critic=True)
     algorithm.check(EMBEDDED, TORCH)

@@ -202,7 +202,7 @@ class LightningRL(LightningSettings, Algorithm):
         credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`, or a
             rule of `lightspan.lightning.credit`. None for terminal or, if `air` is set, discounted.
         gamma: discount per turn, for each rule that is given by its name, except terminal; None
-            for 1.
+            for 1 or, with `gigpo`, .95.
         air: automatic intermediate rewards (`lightspan.AIR`) from signals such as the success of
             tools. They are potentials, so they do not change which policy is best. True for
             `AIR()`.

@@ -30,8 +30,9 @@ that the tests enumerate, the bias is .02 to .04 in groups of two and .01 to .02
 
 Two more rules, as published, are biased (`docs/reference/credit.md`):
 
-- `at_grpo` (arXiv 2510.11062): b and s are mean and standard deviation (ddof 1) of G over *all*
-  calls of the (population, agent, turn), the call itself included.
+- `at_grpo` (arXiv 2510.11062, for calls that answer the same prompt): b and s are mean and
+  standard deviation (ddof 1) of G over *all* calls of the (population, agent, turn), the call
+  itself included.
 - `gigpo` (arXiv 2505.10978): A = A_E + omega A_S. A_E is the rollout's advantage. A_S is the call's
   advantage among all calls of the (population, agent, state key), the call itself included. It is 0
   for a call alone in its state. With `grpo` both are divided by a standard deviation, with
@@ -194,11 +195,11 @@ def by_critic(calls: Sequence[CallCredit]) -> list[Comparison]:
 
 
 def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
-    """Compare each call as AT-GRPO does (arXiv 2510.11062).
+    """Compare each call as AT-GRPO does (arXiv 2510.11062), which samples siblings of one state.
 
-    Baseline and scale are the mean and the standard deviation of credits. They are computed over
-    the agent's calls in the same turn, including the call itself. Only calls with an equal
-    `population` are compared.
+    Calls of independent rollouts are siblings in the first turn only. Baseline and scale are the
+    mean and the standard deviation of credits. They are computed over the agent's calls in the same
+    turn, including the call itself. Only calls with an equal `population` are compared.
     """
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():
