@@ -7,7 +7,7 @@ baseline is the noise of the gradient with the mean of the group's other rollout
 - process: chains of 8 calls, 1, 3 or all of which decide, in 8 tasks of differing difficulty. A
   call that decides and fails makes the rest of the rollout worthless. The critic's value is the
   true one plus noise with standard deviation .3. The exact gradient is known, so its length with
-  lambda .95 is too; beside it stands what `learner/gradient_left` reports.
+  lambda .95 is too, and is compared with what `learner/gradient_left` reports.
 - quest: a run of the quest example from its warm start, at a rate that moves no weight, with
   `LightningRL(critic=True, estimator="rloo")`. So values and coefficients are those of the real
   parts, of earlier steps only. The score of each call is computed with transformers and projected
@@ -33,7 +33,7 @@ from typing import Any, Final
 
 from _report import Figure, finish
 
-from lightspan.lightning.advantages import Explanation, Observation, beside_group
+from lightspan.lightning.advantages import Explanation, Observation, mixture_statistics
 from lightspan.lightning.baselines import CallCredit
 from lightspan.lightning.credit import terminal
 from lightspan.lightning.mixture import Mixture, gradient_left
@@ -144,7 +144,7 @@ def play(tasks: Sequence[Chain], rng: random.Random, mixture: Mixture) -> tuple[
             expected=values[turn],
         )
         for (name, group, reward, _, values, seen), of_rollout in zip(
-            rollouts, beside_group("rloo", observations), strict=True
+            rollouts, mixture_statistics("rloo", observations), strict=True
         )
         for turn in range(CALLS)
     ]

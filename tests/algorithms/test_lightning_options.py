@@ -176,7 +176,7 @@ def test_gigpo_has_its_published_discount_and_others_none() -> None:
     assert LightningRL(MODEL, credit="gigpo", gamma=0.9).credit.name.startswith("gigpo(0.9, ")
 
 
-def test_verl_refuses_a_critic_beside_a_group_and_the_embedded_learner_has_one() -> None:
+def test_verl_refuses_a_critic_with_groups_and_the_embedded_learner_has_one() -> None:
     algorithm = LightningRL(MODEL, critic=True)
     algorithm.check(EMBEDDED, TORCH)
     with pytest.raises(UnsupportedError, match=r"a critic \(critic=\): leave it out, or use the"):

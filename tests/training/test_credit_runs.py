@@ -179,7 +179,7 @@ def test_a_run_with_a_critic_goes_on_exactly(
         assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name
 
 
-def test_a_killed_run_with_a_critic_beside_groups_goes_on_exactly(
+def test_a_killed_run_with_a_critic_mixture_statisticss_goes_on_exactly(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """Compare coefficients, window, weights and critic with those of an uninterrupted run.
@@ -239,7 +239,7 @@ def test_a_killed_run_with_a_critic_beside_groups_goes_on_exactly(
     assert terms[1] == pytest.approx(lines[0][-1]["mixture/group"], rel=1e-5)
 
 
-def test_what_is_frozen_stays_frozen_beside_a_critic(
+def test_what_is_frozen_stays_frozen_with_a_critic(
     apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
 ) -> None:
     """Check that frozen agents keep the starting weights and have neither value nor baseline."""

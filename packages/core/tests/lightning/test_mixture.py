@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from lightspan import LightningRL
 from lightspan.errors import ConfigError, DataError
 from lightspan.lightning import Selection, build_episode, classify_calls, mixture
-from lightspan.lightning.advantages import Observation, ZeroReason, beside_group
+from lightspan.lightning.advantages import Observation, ZeroReason, mixture_statistics
 from lightspan.lightning.baselines import CallCredit, Comparison, by_rollout, by_state, by_turn
 from lightspan.lightning.batch import Batch, BatchConfig, prepare_batch
 from lightspan.lightning.credit import Anchor, Credit, anchor, discounted, terminal
@@ -115,7 +115,9 @@ def credits_of(process: TwoCalls, ways: Sequence[Way], group: str = "g") -> list
     """Return the calls of a group, with the critic's values and their states as keys."""
     names = [f"{group}{number}" for number in range(len(ways))]
     pairs = list(zip(names, ways, strict=True))
-    of_rollouts = beside_group("rloo", [Observation(n, group, way.reward) for n, way in pairs])
+    of_rollouts = mixture_statistics(
+        "rloo", [Observation(n, group, way.reward) for n, way in pairs]
+    )
     return [
         CallCredit(
             rollout_id=name,
@@ -530,7 +532,7 @@ def test_what_does_not_go_with_a_critic_is_refused(options: dict[str, Any], mess
         LightningRL("m", **{"critic": True, **options})
 
 
-def test_lambda_is_1_beside_a_group_unless_it_is_set() -> None:
+def test_lambda_is_1_with_groups_unless_it_is_set() -> None:
     def lam(**options: Any) -> float | None:
         critic = LightningRL("m", **options).critic
         return None if critic is None else critic.lam
@@ -541,7 +543,7 @@ def test_lambda_is_1_beside_a_group_unless_it_is_set() -> None:
     assert lam(estimator="ppo") == lam(estimator="ppo", critic=True) == 0.95
 
 
-def test_values_are_needed_exactly_beside_a_critic() -> None:
+def test_values_are_needed_exactly_with_a_critic() -> None:
     mixed = Mixture.first(terminal)
     with pytest.raises(ConfigError, match="needs values"):
         batch_of(GROUPS, estimator="rloo", mixture=mixed)

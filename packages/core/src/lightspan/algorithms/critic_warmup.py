@@ -61,7 +61,7 @@ class CriticWarmup(msgspec.Struct):
 def _explained(batch: Batch) -> float | None:
     """Return how well the critic's values predicted the rewards that followed (explained variance).
 
-    Beside a group, it is how well the mixture predicted them. Values are those before the
+    With groups, it is how well the mixture predicted them. Values are those before the
     iteration's first update. The result is the minimum over policies; None if no policy has a
     critic's value. The learner's metrics of minibatches cannot be
     used instead: rollouts of a group are in several minibatches, so from the second minibatch on

@@ -207,7 +207,7 @@ class LightningRL(LightningSettings, Algorithm):
             tools. They are potentials, so they do not change which policy is best. True for
             `AIR()`.
         overlong: penalty on calls whose answers are close to too long (`lightspan.Overlong`).
-        critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). Beside `grpo`,
+        critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). With `grpo`,
             `rloo` and `dr_grpo`, a call is compared with a mixture of its group and the critic,
             fitted to earlier steps (`lightspan.lightning.mixture`). It is unbiased and has less
             noise; `grpo` then divides by the batch's standard deviation. None for no critic.
@@ -276,10 +276,10 @@ class LightningRL(LightningSettings, Algorithm):
             del vars(self)["optimizer"]  # uncovers the property above
         # KL and entropy have a gradient without an advantage
         keep_zero_advantages = bool(self.loss.kl or self.loss.entropy)
-        is_beside = self.critic is not None and self.estimator != "ppo"
+        is_mixed = self.critic is not None and self.estimator != "ppo"
         settings: dict[str, Any] = {
             "keep_zero_advantages": keep_zero_advantages,
-            "mixture": Mixture.first(self.credit) if is_beside else None,
+            "mixture": Mixture.first(self.credit) if is_mixed else None,
         }
         names = {setting.name for setting in fields(BatchConfig)} - settings.keys()
         settings |= {name: getattr(self, name) for name in names}

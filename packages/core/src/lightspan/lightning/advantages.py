@@ -245,10 +245,12 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     )
 
 
-def beside_group(estimator: Estimator, observations: Sequence[Observation]) -> list[BaselineScale]:
+def mixture_statistics(
+    estimator: Estimator, observations: Sequence[Observation]
+) -> list[BaselineScale]:
     """Return for each observation the mean of its group's others, and a scale not of the group.
 
-    They are for a critic beside a group (`lightspan.lightning.mixture`). The scale is the standard
+    They are for a critic with groups (`lightspan.lightning.mixture`). The scale is the standard
     deviation of the batch with `grpo`, as with `ppo`, and else 1. Only a group of one has no
     advantage.
     """
@@ -370,7 +372,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The critic's value of the call; None without a critic."""
     mixture: tuple[CreditTerm, ...] = ()
     """Summands of the baseline at lambda 1 (`lightspan.lightning.mixture`); empty unless a critic
-    is used beside a group.
+    is used with groups.
     """
     value: float
     """Return of the rollout, which is the value of its observations."""

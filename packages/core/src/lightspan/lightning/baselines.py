@@ -114,7 +114,7 @@ class Comparison(NamedTuple):
     expected: float | None = None
     """The critic's value of the call; None without a critic."""
     mixture: tuple[CreditTerm, ...] = ()
-    """Summands of the baseline at lambda 1, if a critic is used beside a group."""
+    """Summands of the baseline at lambda 1, if a critic is used with groups."""
     compared: float | None = None
     """Number from which the baseline is subtracted; None if it is the call's credit."""
 

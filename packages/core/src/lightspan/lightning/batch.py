@@ -50,8 +50,8 @@ from lightspan.lightning.advantages import (
     Explanation,
     Observation,
     Unit,
-    beside_group,
     groups_without_variance,
+    mixture_statistics,
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
@@ -81,7 +81,7 @@ class BatchConfig:
     unit: Unit = "rollout"
     credit: Credit = terminal
     mixture: Mixture | None = None
-    """How a critic is used beside a group; None unless one is."""
+    """How a critic is used with groups; None unless one is."""
     air: AIR | None = None
     overlong: Overlong | None = None
     weight: Weight = "rollout"
@@ -485,7 +485,7 @@ def _statistics(
         failed = {_unit(path, config): value for path, value in paths.items()}
         key = member.episode.rollout_id, member.episode.group_id, member.value
         observations += [Observation(*key, unit, failed.get(unit)) for unit in member.units]
-    rule = beside_group if config.mixture else normalise
+    rule = mixture_statistics if config.mixture else normalise
     statistics = rule(config.estimator, observations)
     counters.update(f"zero:{each.zero_reason}" for each in statistics if each.zero_reason)
     keys = [(observation.rollout_id, observation.agent) for observation in observations]

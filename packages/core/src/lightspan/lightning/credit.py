@@ -226,7 +226,7 @@ class GAE(RewardToGo, frozen=True):
 
     Advantages are estimated by generalised advantage estimation over the causal graph of the calls
     (`lightspan.lightning.gae`). The rule is for `estimator="ppo"`; lambda is a setting of `Critic`.
-    Beside a group, a critic is used with other rules (`lightspan.lightning.mixture`).
+    With groups, a critic is used with other rules (`lightspan.lightning.mixture`).
     """
 
     baseline: ClassVar[Baseline] = "critic"

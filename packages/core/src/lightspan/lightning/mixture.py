@@ -1,6 +1,6 @@
-"""Mixture: a critic's value beside the mean of the group, weighted by least squares.
+"""Mixture: a critic's value and the mean of the group, weighted by least squares.
 
-With `critic=` beside an estimator of groups, a call is compared with
+With `critic=` and an estimator of groups, a call is compared with
 
     b = a0 + a1 m + a2 V + a3 (anchor - m)
 
@@ -48,7 +48,7 @@ PRIOR_GROUPS: Final = 3.0
 """Weight of the first coefficients in the fit, as a number of groups (a ridge on standardised
 numbers)."""
 ESTIMATORS: Final[tuple[Estimator, ...]] = ("grpo", "rloo", "dr_grpo")
-"""Estimators beside which a critic can be used; with `ppo` it is used alone."""
+"""Estimators of groups with which a critic can be used; with `ppo` it is used alone."""
 MIN_TASKS: Final = math.ceil(MIN_GROUPS / WINDOW)
 """Minimum number of tasks per step."""
 _CRITIC: Final = 1
@@ -69,7 +69,7 @@ class Coefficients(NamedTuple):
 
 
 def check_mixed(estimator: Estimator, credit: Credit) -> None:
-    """Raise `ConfigError` unless a critic can be used beside the estimator and the credit rule."""
+    """Raise `ConfigError` unless a critic can be used with the estimator and the credit rule."""
     if estimator not in ESTIMATORS or baseline_of(credit) not in ("rollout", "turn", "anchor"):
         raise ConfigError(
             'critic= applies to estimator="ppo", and to "grpo", "rloo" or "dr_grpo" with credit='
@@ -186,7 +186,7 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             calls: all calls of agents to train in a batch, with statistics of
-                `lightspan.lightning.advantages.beside_group`.
+                `lightspan.lightning.advantages.mixture_statistics`.
             credit: credit rule, which defines m and the state.
             estimator: estimator of the advantages.
         """
@@ -221,7 +221,7 @@ def gradient_left(explanations: Iterable[Explanation], lam: float) -> dict[str, 
     whose relative length is what a bias costs. Advantages alone do not tell that one. If values do
     not vary between calls, both lose the same. The better the values are, the more of what is lost
     is noise, and the more is left of the expected gradient than this number says
-    (`docs/reference/credit.md` has both for processes that can be enumerated).
+    (`docs/evidence/credit-comparison.md` has both for processes whose gradient is known).
 
     Args:
         explanations: one per call of the batch.

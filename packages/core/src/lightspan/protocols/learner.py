@@ -237,7 +237,7 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     lam: float | None = None
     """Lambda of generalised advantage estimation, once the values are trusted; before that, lambda
     is 1 (`lightspan.lightning.gae`). None for .95 with `estimator="ppo"`, and for 1, which is
-    unbiased, beside a group.
+    unbiased, with groups.
     """
     warmup: int = 5
     """Minimum number of iterations with lambda 1."""
