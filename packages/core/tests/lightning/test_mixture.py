@@ -466,6 +466,11 @@ def test_what_does_not_vary_keeps_its_first_coefficient() -> None:
     assert flat == START
 
 
+def test_rewards_whose_squares_overflow_keep_the_first_coefficients() -> None:
+    step = StepMoments(9, MIN_GROUPS, (0.5,) * 4, ((math.inf,) * 4,) * 4)
+    assert fit([step], START) == START
+
+
 def test_few_groups_are_not_fitted_to() -> None:
     rng = random.Random(7)
     rows = [[rng.random() for _ in range(4)] for _ in range(40)]

@@ -136,7 +136,8 @@ def fit(steps: Sequence[StepMoments], start: Coefficients) -> Coefficients:
         rows.append([*row, error / spreads[i]])
     for i, change in zip(varied, _solve(rows), strict=True):
         slopes[i] += change / spreads[i]
-    return Coefficients(means[_CREDIT] - _dot(slopes, means[:_CREDIT]), *slopes)
+    found = Coefficients(means[_CREDIT] - _dot(slopes, means[:_CREDIT]), *slopes)
+    return found if all(map(math.isfinite, found)) else start  # squares of rewards may overflow
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
@@ -198,14 +199,10 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
             # the mean return of a group of one would be the rollout's own
             others = group.baseline if state.zero_reason is None else state.baseline
             numbers = (1.0, others, call.expected or 0.0, state.baseline - others)
-            coefficients = self.coefficients._asdict().items()
-            terms = tuple(
-                CreditTerm(name, number, 0.0, 1.0, coefficient)
-                for number, (name, coefficient) in zip(numbers, coefficients, strict=True)
-            )
-            baseline = math.fsum(term.value for term in terms)
-            mixed = state._replace(baseline=baseline, expected=call.expected, mixture=terms)
-            comparisons.append(mixed)
+            pairs = zip(Coefficients._fields, numbers, self.coefficients, strict=True)
+            terms = tuple(CreditTerm(name, x, 0.0, 1.0, weight) for name, x, weight in pairs)
+            found = state._replace(baseline=math.fsum(term.value for term in terms))
+            comparisons.append(found._replace(expected=call.expected, mixture=terms))
         return comparisons
 
 
