@@ -8,14 +8,13 @@ baseline is the noise of the gradient with the mean of the group's other rollout
   call that decides and fails makes the rest of the rollout worthless. The critic's value is the
   true one plus noise with standard deviation .3. The exact gradient is known, so its length with
   lambda .95 is too, and is compared with what `learner/gradient_left` reports.
-- quest: a run of the quest example from its warm start, at a rate that moves no weight, with
+- an example, with `--example`: a run from its warm start, at a rate that moves no weight, with
   `LightningRL(critic=True, estimator="rloo")`. So values and coefficients are those of the real
   parts, of earlier steps only. The score of each call is computed with transformers and projected
   to 4,096 numbers by a count sketch; the noise is the variance of the groups' gradients. Intervals
-  are a bootstrap over groups. It takes about ten minutes of CPU time, and the first time a few more
-  for the warm start.
+  are a bootstrap over groups.
 
-Run: python benchmarks/baselines.py [--quest] [--cache examples/quest/.cache] [--json PATH]
+Run: python benchmarks/baselines.py [--example sql quest] [--steps 8] [--tasks 16] [--json PATH]
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,9 +46,8 @@ STEPS: Final = 200
 LAMBDA: Final = 0.95
 DECIDING: Final = {"one": (4,), "three": (1, 4, 6), "all": tuple(range(CALLS))}
 SKETCH: Final = 4096
-QUEST_STEPS: Final = 8
 FITTED: Final = 4
-"""Steps of the quest that are not measured: coefficients are fitted to three of them."""
+"""Steps of an example that are not measured: coefficients are fitted to three of them."""
 RULES: Final = ("anchor", "critic", "mixture")
 Whys = Sequence[Explanation]
 
@@ -56,13 +55,16 @@ Whys = Sequence[Explanation]
 def main() -> int:
     """Measure, print and store the figures; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quest", action="store_true", help="measure the quest too")
-    parser.add_argument("--cache", type=Path, default=Path("examples/quest/.cache"))
+    parser.add_argument("--example", nargs="*", default=[], choices=("sql", "quest"))
+    parser.add_argument("--cache", type=Path, help="folder of its data; its own by default")
+    parser.add_argument("--steps", type=int, default=8, help="steps of an example")
+    parser.add_argument("--tasks", type=int, default=16, help="tasks of such a step")
     parser.add_argument("--json", type=Path, help="file for the figures")
     options = parser.parse_args()
     figures = [figure for name in DECIDING for figure in process(name)]
-    if options.quest:
-        figures += quest(options.cache)
+    for name in options.example:
+        cache = options.cache or Path("examples", name, ".cache")
+        figures += example(name, cache, options.steps, options.tasks)
     return finish(figures, options.json)
 
 
@@ -240,15 +242,22 @@ def _with_baseline(why: Explanation, baseline: float) -> Explanation:
     return replace(why, baseline=baseline)
 
 
-# --- the quest ------------------------------------------------------------------------------------
-def quest(cache: Path) -> list[Figure]:
-    """Measure the quest at its warm start."""
+# --- an example -----------------------------------------------------------------------------------
+def example(name: str, cache: Path, steps: int, tasks: int) -> list[Figure]:
+    """Measure an example at its warm start.
+
+    Args:
+        name: name of the example.
+        cache: folder of its data and its warm start.
+        steps: number of steps, of which the first `FITTED` are not measured.
+        tasks: number of tasks of each step.
+    """
     from lightspan import LightningRL, Optimizer, Trainer
     from lightspan.progress import PlainReporter
-    from quest_example.training import AGENTS, RECIPE, answer, load_tasks, rl_options, warm_start
 
+    training = import_module(f"{name}_example.training")
     reporter = PlainReporter()
-    model, _ = warm_start(cache, 0, reporter)
+    model, _ = training.warm_start(cache, 0, reporter)
     batches: list[Any] = []
 
     class Recording(LightningRL):
@@ -257,12 +266,16 @@ def quest(cache: Path) -> list[Figure]:
             batches.append(self.last_batch)
             return metrics
 
-    settings = rl_options(0) | {"minibatches": 1, "optimizer": Optimizer(learning_rate=1e-12)}
+    settings = training.rl_options(0) | {
+        "minibatches": 1,
+        "optimizer": Optimizer(learning_rate=1e-12),
+        "tasks_per_step": tasks,
+    }
     settings.pop("learning_rate", None)
     algorithm = Recording(model, estimator="rloo", critic=True, **settings)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(algorithm, steps=QUEST_STEPS, folder=Path(folder) / "run", runners=1)
-        trainer.fit(answer, load_tasks(cache, "train", RECIPE), agents=AGENTS)
+        trainer = Trainer(algorithm, steps=steps, folder=Path(folder) / "run", runners=1)
+        trainer.fit(training.answer, training.load_tasks(cache, "train"), agents=training.AGENTS)
     sketches = Sketches(model)
     vectors: dict[str, dict[str, Any]] = {rule: {} for rule in ("group", *RULES, "lambda")}
     told, explained = [], defaultdict(list)
@@ -290,7 +303,7 @@ def quest(cache: Path) -> list[Figure]:
                 for rule, of_group in vectors.items():
                     part = paid[rule][id(why)] * sketch
                     of_group[why.group_id] = of_group.get(why.group_id, 0) + part
-    return quest_figures(vectors, told, explained, algorithm)
+    return example_figures(name, vectors, told, explained, algorithm)
 
 
 class Sketches:
@@ -324,15 +337,17 @@ class Sketches:
         return found
 
 
-def quest_figures(
+def example_figures(
+    example: str,
     vectors: Mapping[str, Mapping[str, Any]],
     told: Sequence[float],
     explained: Mapping[str, Sequence[tuple[float, float]]],
     algorithm: Any,
 ) -> list[Figure]:
-    """Return the figures of the quest.
+    """Return the figures of an example.
 
     Args:
+        example: name of the example.
         vectors: rule → group → sketch of its gradient.
         told: `gradient_left` of each step.
         explained: rule → (credit, advantage) of each call.
@@ -367,7 +382,7 @@ def quest_figures(
         name = f"mixture, lambda {LAMBDA} (biased)" if rule == "lambda" else rule
         figures.append(
             Figure(
-                what=f"quest, warm start, {len(groups)} groups of {SIZE}: {name}",
+                what=f"{example}, warm start, {len(groups)} groups of {SIZE}: {name}",
                 unit="noise relative to the group's mean",
                 ours=noise(rule, whole) / noise("group", whole),
                 peer="RLOO",
@@ -388,7 +403,7 @@ def quest_figures(
     return [
         *figures,
         Figure(
-            what=f"quest, warm start: length left at lambda {LAMBDA}",
+            what=f"{example}, warm start: length left at lambda {LAMBDA}",
             unit="of the expected gradient",
             ours=length(whole),
             more_is_better=True,

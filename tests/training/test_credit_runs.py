@@ -146,6 +146,7 @@ def test_a_critic_that_is_trusted_is_built_on(
     run = trainer(algorithm, tmp_path / "run", steps=1, learner=learner)
     run.fit(parsed, ask(4))
     assert run.folder.metrics()[0]["learner/lambda"] == 0.25
+    assert 0 < run.folder.metrics()[0]["learner/gradient_left"] < 1
     paid = [row.advantages[place.start] for row in learner.learned for place in row.responses]
     firsts, seconds = paid[::2], paid[1::2]
     assert any(seconds)
