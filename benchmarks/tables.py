@@ -53,6 +53,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])
         },
+        ROOT / "docs/evidence/credit-comparison.md": {
+            "baselines": baselines_table(results["baselines"])
+        },
         ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
         ROOT / "docs/reference/families.md": {
             "families": families_table(results["families"]),
@@ -91,6 +94,15 @@ def sessions_table(results: dict[str, Any]) -> str:
             counts = (result["passed"], result["failed"] + result["error"], result["skipped"])
             row = (f"`{name}`", *counts, _minutes(result), _circumstances(result))
             lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines)
+
+
+def baselines_table(result: dict[str, Any]) -> str:
+    """Return the gain of each baseline, and what a lambda below 1 leaves, a row each."""
+    lines = [f"| {_circumstances(result)} | gain | |", "|---|---|---|"]
+    for figure in map(figure_of, result["figures"]):
+        gain = f"{figure.ours:.2f} left" if figure.ratio is None else f"{figure.ratio:.2f}"
+        lines.append(f"| {figure.what} | {gain} | {figure.note} |")
     return "\n".join(lines)
 
 

@@ -96,7 +96,10 @@ def test_mapping_names_and_describes_policies() -> None:
             'estimator="ppo" compares calls with a critic: use credit="critic", not terminal',
         ),
         ({"credit": "critic"}, r"credit critic\(1\) applies only to estimator='ppo', not 'grpo'"),
-        ({"critic": Critic()}, "critic= applies only to estimator=\"ppo\", not 'grpo'"),
+        (
+            {"critic": Critic(), "estimator": "reinforce++"},
+            "critic= applies to estimator=\"ppo\", and to .*: not to 'reinforce\\+\\+' with",
+        ),
         ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
         ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
         (
@@ -144,6 +147,8 @@ SEQUENCE = PolicyLoss(importance_cap=2.0, importance_level="sequence")
         ({"loss": PolicyLoss(entropy=0.1)}, {}, {"entropy": False}, "an entropy bonus"),
         ({"lora": LoRA()}, {}, {"lora": False}, "LoRA"),
         ({"optimize": {"a": "x", "b": "y"}}, {}, {"policies": 1}, "2 policies"),
+        ({"critic": True}, {"values": True}, {"values": False}, r"a critic \(critic=\)"),
+        ({"estimator": "ppo"}, {"values": True}, {"values": False}, r"a critic \(critic=\)"),
         # a learner that was written before a form existed would compute another
         ({"loss": PolicyLoss(form="gspo")}, {"loss_forms": ("clip", "gspo")}, {}, "the loss form"),
         (
@@ -162,6 +167,20 @@ def test_what_a_learner_lacks_is_refused_by_name(
     algorithm.check(exact, LearnerCapabilities(**enough))
     with pytest.raises(UnsupportedError, match=f"the learner does not support {message}"):
         algorithm.check(exact, LearnerCapabilities(**lacking))
+
+
+def test_gigpo_has_its_published_discount_and_others_none() -> None:
+    rules = ("discounted", "anchor", "at_grpo", "gigpo")
+    gammas = [getattr(LightningRL(MODEL, credit=name).credit, "gamma", None) for name in rules]
+    assert gammas == [1.0, 1.0, 1.0, 0.95]
+    assert LightningRL(MODEL, credit="gigpo", gamma=0.9).credit.name.startswith("gigpo(0.9, ")
+
+
+def test_verl_refuses_a_critic_with_groups_and_the_embedded_learner_has_one() -> None:
+    algorithm = LightningRL(MODEL, critic=True)
+    algorithm.check(EMBEDDED, TORCH)
+    with pytest.raises(UnsupportedError, match=r"a critic \(critic=\): leave it out, or use the"):
+        algorithm.check(EMBEDDED, VERL)
 
 
 def test_engine_without_exact_tokens_is_refused() -> None:

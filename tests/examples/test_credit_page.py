@@ -15,7 +15,7 @@ from lightspan.lightning.states import State
 
 
 def test_its_program_makes_the_rules() -> None:
-    [text] = [text for language, _, text in blocks("explain/credit.md") if language == "python"]
+    text, mixed = [t for language, _, t in blocks("explain/credit.md") if language == "python"]
     made = re.sub(r"^(LightningRL\(.*?)( +#.*)?$", r"made.append(\1)", text, flags=re.MULTILINE)
     names: dict[str, list] = {"made": []}  # type: ignore[type-arg]
     exec(made, names)
@@ -29,6 +29,10 @@ def test_its_program_makes_the_rules() -> None:
     state = State(task_id="t", agent_path="a", turn=0, messages=asked)
     assert names["made"][2].credit.key(state) == "You are in the cellar."
     assert names["made"][3].critic.lam == 0.95
+    exec(mixed, names)
+    algorithm = names["algorithm"]
+    assert (algorithm.critic.lam, algorithm.credit.name) == (1.0, "terminal")
+    assert algorithm.batch_config.mixture is not None
 
 
 def test_it_names_every_rule() -> None:

@@ -16,6 +16,7 @@ from lightspan import Critic, Optimizer, Overlong, Trainer
 from lightspan.errors import ConfigError
 from lightspan.lightning.gae import explained_variance
 from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import CallStatus
 from lightspan.progress import SilentReporter
 from lightspan.training.checkpoints import latest, load_state
 from lightspan_tools.inspect import inspect_run
@@ -145,6 +146,7 @@ def test_a_critic_that_is_trusted_is_built_on(
     run = trainer(algorithm, tmp_path / "run", steps=1, learner=learner)
     run.fit(parsed, ask(4))
     assert run.folder.metrics()[0]["learner/lambda"] == 0.25
+    assert 0 < run.folder.metrics()[0]["learner/gradient_left"] < 1
     paid = [row.advantages[place.start] for row in learner.learned for place in row.responses]
     firsts, seconds = paid[::2], paid[1::2]
     assert any(seconds)
@@ -176,6 +178,90 @@ def test_a_run_with_a_critic_goes_on_exactly(
     files = [_checkpoint(run) / "learner" for run in (whole, again)]
     for name in ("critic-0.safetensors", "weights-0.safetensors", "optimizer-0.safetensors"):
         assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name
+
+
+def test_a_killed_run_with_a_critic_mixture_statisticss_goes_on_exactly(
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
+) -> None:
+    """Compare coefficients, window, weights and critic with those of an uninterrupted run.
+
+    The run is interrupted in the update of a step after the first fit, and resumes at its last
+    checkpoint. Rollouts are those of the other run, because sampling depends on timing.
+    """
+    options = {"estimator": "rloo", "critic": True, "group_size": 3, "tasks_per_step": 4}
+    replay, tasks = Replay(), ask(4)
+    whole = trainer(replay(rl(**options)), tmp_path / "whole", steps=6)
+    whole.fit(apps.spell, tasks)
+
+    class Killed(Recording):
+        def update(self, rows: Sequence[Row], *args: Any, **more: Any) -> dict[str, float]:
+            if len(parts.folder.metrics()) == 4:
+                raise KeyboardInterrupt
+            return super().update(rows, *args, **more)
+
+    algorithm = replay(rl(**options))
+    parts = trainer(algorithm, tmp_path / "parts", steps=6, learner=Killed(tiny, algorithm.critic))
+    with pytest.raises(KeyboardInterrupt):
+        parts.fit(apps.spell, tasks)
+    resumed = replay(rl(**options))
+    again = trainer(resumed, tmp_path / "parts", steps=6, learner=Recording(tiny, resumed.critic))
+    again.fit(apps.spell, tasks, resume=True)
+    lines = [run.folder.metrics() for run in (whole, again)]
+    names = [name for name in lines[0][-1] if name.startswith("mixture/")]
+    assert names == [f"mixture/{n}" for n in ("constant", "group", "critic", "state", "groups")]
+    for name in (*names, "learner/explained_variance", "learner/loss", "learner/lambda"):
+        assert [line.get(name) for line in lines[0]] == [line.get(name) for line in lines[1]], name
+    # the first step has no fitted critic, two steps have eight groups
+    assert [line["mixture/groups"] for line in lines[0]] == [0, 0, 4, 8, 12, 16]
+    assert [line["mixture/group"] for line in lines[0]][:3] == [1, 1, 1]
+    assert lines[0][3]["mixture/critic"] != 0
+    states = [_state(run) for run in (whole, again)]
+    assert states[0] == states[1]
+    assert states[0]["mixture"]["coefficients"] != [0, 1, 0, 0]
+    assert len(states[0]["mixture"]["steps"]) == 4
+    files = [_checkpoint(run) / "learner" for run in (whole, again)]
+    for name in ("critic-0.safetensors", "weights-0.safetensors", "optimizer-0.safetensors"):
+        assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name
+    rollout = resumed.last_batch.rollouts[0]
+    told = inspect_run(whole.folder.path, rollout)
+    found = re.findall(
+        r"advantage (\S+) = \((\S+) - (\S+)\) / 1;.*, the critic expected (\S+), "
+        r"the mixture (\S+) = (\S+) · 1 \(constant\) \+ (\S+) · (\S+) \(group\) \+ "
+        r"(\S+) · (\S+) \(critic\) \+ (\S+) · (\S+) \(state\); share",
+        told,
+    )
+    assert len(found) == 1
+    advantage, credit, baseline, value, mixture, *terms = map(float, found[0])
+    assert value == terms[4]
+    assert mixture == baseline
+    sums = terms[0] + terms[1] * terms[2] + terms[3] * terms[4] + terms[5] * terms[6]
+    assert mixture == pytest.approx(sums, abs=1e-4)
+    assert advantage == pytest.approx(credit - baseline, abs=1e-4)
+    assert terms[1] == pytest.approx(lines[0][-1]["mixture/group"], rel=1e-5)
+
+
+def test_what_is_frozen_stays_frozen_with_a_critic(
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
+) -> None:
+    """Check that frozen agents keep the starting weights and have neither value nor baseline."""
+    options = {"estimator": "rloo", "critic": True, "frozen": "base", "tasks_per_step": 4}
+    algorithm = rl(**options, group_size=2)
+    learner = Recording(tiny, algorithm.critic)
+    run = trainer(algorithm, tmp_path / "run", steps=4, learner=learner)
+    before = learner.weight_hash("policy")
+    result = run.fit(apps.two, ask(4))
+    assert result.steps == 4
+    assert learner.weight_hash("policy") != before
+    assert learner.policies() == ["policy"]
+    line = run.folder.metrics()[-1]
+    assert line["mixture/groups"] == 8
+    assert (line["calls/trained"], line["calls/frozen"]) == (8, 8)
+    assert line["learner/value_calls"] == 8
+    batch = algorithm.last_batch
+    assert {why.agent_path for why in batch.explanations.values()} == {"writer"}
+    entries = [entry for coverage in batch.coverages for entry in coverage.entries]
+    frozen = [entry.call.record for entry in entries if entry.status is CallStatus.FROZEN]
+    assert {(record.policy, *record.versions[0][:1]) for record in frozen} == {("base", 0)}
 
 
 class Replay:

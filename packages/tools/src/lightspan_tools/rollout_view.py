@@ -68,6 +68,9 @@ def explanation_text(why: Explanation) -> str:
         comparison = f", turn {why.turn}, others {why.against}: {why.others}"
     if why.expected is not None:
         comparison = f", turn {why.turn}, the critic expected {why.expected:g}"
+    if why.mixture:
+        terms = (f"{term.weight:g} · {term.credit:g} ({term.name})" for term in why.mixture)
+        comparison += f", the mixture {why.predicted:g} = {' + '.join(terms)}"
     shaping = "" if why.shaping is None else f", AIR {why.shaping:+g}"
     shaping += f", length {why.penalty:+g}" if why.penalty else ""
     return (

@@ -34,7 +34,8 @@ class CriticWarmup(msgspec.Struct):
         """
         is_fitted = self.fits >= max(critic.warmup, 1)
         explained = 0.0 if self.explained is None else self.explained
-        return critic.lam if is_fitted and explained >= TRUSTED_VARIANCE else 1.0
+        is_trusted = is_fitted and explained >= TRUSTED_VARIANCE
+        return critic.lam if is_trusted and critic.lam is not None else 1.0
 
     def update(self, batch: Batch, metrics: Mapping[str, float]) -> dict[str, float]:
         """Update the state with the results of an iteration.
@@ -60,13 +61,14 @@ class CriticWarmup(msgspec.Struct):
 def _explained(batch: Batch) -> float | None:
     """Return how well the critic's values predicted the rewards that followed (explained variance).
 
-    The values are those before the iteration's first update. The result is the minimum over
-    policies; None if no policy has a critic's value. The learner's metrics of minibatches cannot be
+    With groups, it is how well the mixture predicted them. Values are those before the
+    iteration's first update. The result is the minimum over policies; None if no policy has a
+    critic's value. The learner's metrics of minibatches cannot be
     used instead: rollouts of a group are in several minibatches, so from the second minibatch on
     the critic was already fitted to the group.
     """
     explanations = batch.explanations.items()
-    expected = {(why.rollout_id, *call): why.expected for (_, *call), why in explanations}
+    expected = {(why.rollout_id, *call): why.predicted for (_, *call), why in explanations}
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in batch.rows:
         for key, target in zip(row.call_ids, row.value_targets, strict=True):

@@ -44,8 +44,9 @@ from lightspan.lightning.batch import (
 )
 from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
 from lightspan.lightning.episode import Episode
-from lightspan.lightning.gae import values_by_call
+from lightspan.lightning.gae import DEFAULT_LAMBDA, values_by_call
 from lightspan.lightning.length_penalty import Overlong
+from lightspan.lightning.mixture import MIN_TASKS, Mixture, gradient_left
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
 from lightspan.lightning.rows import Row
@@ -92,7 +93,7 @@ class LightningSettings:
     gamma: float | None = None
     air: AIR | bool | None = None
     overlong: Overlong | None = None
-    critic: Critic | None = None
+    critic: Critic | bool | None = None
     weight: Weight | None = None
     token_constant: float | None = None
     group_size: int = 8
@@ -122,7 +123,7 @@ class LightningSettings:
             "model": local_model(self.model),
             "air": air,
             "credit": _credit(self.credit or default, self.gamma),
-            "critic": self.critic or (Critic() if is_ppo else None),
+            "critic": _critic(self.critic, is_ppo=is_ppo),
             "weight": self.weight or ("token" if self.estimator == "dr_grpo" else "rollout"),
             "loss": self.loss or PolicyLoss(),
             # None: chosen later, because it depends on the size of the model
@@ -139,7 +140,7 @@ class LightningSettings:
             validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
-        kinds = {"critic": Critic, "overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer}
+        kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer}
         for name, kind in kinds.items():
             validation.check_kind(name, getattr(self, name), kind)
         validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
@@ -149,8 +150,8 @@ class LightningSettings:
                 f"estimator={self.estimator!r} compares the rollouts of a task: group_size=1 "
                 'teaches nothing; use 2 or more, or estimator="reinforce++" or "ppo"'
             )
-        if self.critic is not None and self.estimator != "ppo":
-            raise ConfigError(f'critic= applies only to estimator="ppo", not {self.estimator!r}')
+        if self.critic and self.estimator != "ppo":
+            validation.check_whole("critic=: tasks_per_step", self.tasks_per_step, MIN_TASKS)
         if self.overlong and self.max_tokens and self.overlong.free >= self.max_tokens:
             raise ConfigError(
                 f"overlong= penalises answers of more than {self.overlong.free} tokens, and "
@@ -160,12 +161,12 @@ class LightningSettings:
         if self.failure_reward not in (None, "lowest"):
             validation.check_number("failure_reward", self.failure_reward)
         if self.resample and (
-            self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
+            self.critic or self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
         ):
+            of_group = f"estimator={self.estimator!r} with group_size={self.group_size}"
             raise ConfigError(
                 f"resample={self.resample} replaces groups whose returns are all the same, but "
-                f"estimator={self.estimator!r} with group_size={self.group_size} learns from those "
-                "too: use resample=0"
+                f"{'critic=' if self.critic else of_group} learns from those too: use resample=0"
             )
         check_lora(self.lora)
         if self.optimizer is not None and self.learning_rate is not None:
@@ -202,12 +203,15 @@ class LightningRL(LightningSettings, Algorithm):
         credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`, or a
             rule of `lightspan.lightning.credit`. None for terminal or, if `air` is set, discounted.
         gamma: discount per turn, for each rule that is given by its name, except terminal; None
-            for 1.
+            for 1 or, with `gigpo`, .95.
         air: automatic intermediate rewards (`lightspan.AIR`) from signals such as the success of
             tools. They are potentials, so they do not change which policy is best. True for
             `AIR()`.
         overlong: penalty on calls whose answers are close to too long (`lightspan.Overlong`).
-        critic: settings for `estimator="ppo"` (`lightspan.Critic`); None for the defaults.
+        critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). With `grpo`,
+            `rloo` and `dr_grpo`, a call is compared with a mixture of its group and the critic,
+            fitted to earlier steps (`lightspan.lightning.mixture`). It is unbiased and has less
+            noise; `grpo` then divides by the batch's standard deviation. None for no critic.
         weight: weight of a rollout's tokens in the loss: `rollout`, `transition` or `token`; None
             for `rollout` or, with `dr_grpo`, `token`.
         token_constant: divisor of the loss with `weight="token"`, in addition to the number of
@@ -254,6 +258,7 @@ class LightningRL(LightningSettings, Algorithm):
     model: str
     credit: Credit
     air: AIR | None
+    critic: Critic | None
     weight: Weight
     loss: PolicyLoss
     if TYPE_CHECKING:
@@ -272,9 +277,14 @@ class LightningRL(LightningSettings, Algorithm):
             del vars(self)["optimizer"]  # uncovers the property above
         # KL and entropy have a gradient without an advantage
         keep_zero_advantages = bool(self.loss.kl or self.loss.entropy)
-        names = {setting.name for setting in fields(BatchConfig)} - {"keep_zero_advantages"}
-        settings = {name: getattr(self, name) for name in names}
-        self._batch_config = BatchConfig(**settings, keep_zero_advantages=keep_zero_advantages)
+        is_mixed = self.critic is not None and self.estimator != "ppo"
+        settings: dict[str, Any] = {
+            "keep_zero_advantages": keep_zero_advantages,
+            "mixture": Mixture.first(self.credit) if is_mixed else None,
+        }
+        names = {setting.name for setting in fields(BatchConfig)} - settings.keys()
+        settings |= {name: getattr(self, name) for name in names}
+        self._batch_config = BatchConfig(**settings)
         policies = _policy_names(self.optimize)
         selection = Selection.of(
             policies,
@@ -305,7 +315,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def check(self, engine: EngineCapabilities, learner: LearnerCapabilities) -> None:
         needs = {
-            'a critic (estimator="ppo")': self.critic is not None and not learner.values,
+            "a critic (critic=)": self.critic is not None and not learner.values,
             f"{len(self._specs)} policies": len(self._specs) > (learner.policies or math.inf),
         }
         refused = learner.refusals(self.loss)
@@ -354,6 +364,8 @@ class LightningRL(LightningSettings, Algorithm):
         state: dict[str, Json] = {}
         if self.critic is not None:
             state["critic"] = msgspec.to_builtins(self._critic_warmup)
+        if self._batch_config.mixture is not None:
+            state["mixture"] = msgspec.to_builtins(self._batch_config.mixture)
         if self._fixes_constants:
             state["token_constants"] = dict(self._token_constants)
         return state
@@ -361,6 +373,9 @@ class LightningRL(LightningSettings, Algorithm):
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # earlier steps had rewards
         self._critic_warmup = msgspec.convert(state.get("critic") or {}, CriticWarmup)
+        if "mixture" in state:
+            mixture = msgspec.convert(state["mixture"], Mixture)
+            self._batch_config = replace(self._batch_config, mixture=mixture)
         constants = state.get("token_constants")
         if self._fixes_constants and isinstance(constants, Mapping):
             self._batch_config = replace(self._batch_config, token_constant=dict(constants))
@@ -493,6 +508,10 @@ class LightningRL(LightningSettings, Algorithm):
         if update:
             await trainer.publish()
         extra = self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
+        if (mixture := self._batch_config.mixture) is not None:
+            extra = extra | mixture.metrics()
+            mixture = mixture.after(batch.explanations.values())
+            self._batch_config = replace(self._batch_config, mixture=mixture)
         counts = metrics.rollout_metrics(episodes, self.routing())
         return counts | extra | metrics.batch_metrics(batch) | update
 
@@ -560,6 +579,7 @@ class LightningRL(LightningSettings, Algorithm):
         merged |= metrics.engine_ratio(probe, before, trainer.versions, loss)
         if self.critic is not None:
             merged["lambda"] = self._critic_warmup.lambda_(self.critic)
+            merged |= gradient_left(batch.explanations.values(), merged["lambda"])
             merged |= self._critic_warmup.update(batch, merged)
         return {f"learner/{key}": value for key, value in merged.items()}
 
@@ -657,6 +677,15 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
             f"{' or '.join(repr(name) for name in CREDITS if name != 'terminal')}"
         )
     return msgspec.structs.replace(rule, gamma=gamma)
+
+
+def _critic(critic: Critic | bool | None, *, is_ppo: bool) -> Critic | None:
+    if critic is None or isinstance(critic, bool):
+        critic = Critic() if critic or is_ppo else None
+    validation.check_kind("critic", critic, Critic)
+    if critic is None or critic.lam is not None:
+        return critic
+    return msgspec.structs.replace(critic, lam=DEFAULT_LAMBDA if is_ppo else 1.0)
 
 
 def _air(air: AIR | bool | None) -> AIR | None:

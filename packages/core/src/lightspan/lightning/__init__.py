@@ -18,10 +18,11 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
 
 `build_batch` (`batch`) does everything after `classify_calls`, for the episodes of one optimiser
 step. Further modules: `returns` sums rewards for statistics, `gae` estimates advantages from a
-critic's values, `length_penalty` penalises answers that are too long, `states` describes the state
-of a call, `forks` finds the calls at which an attempt can be forked, `history` builds the input of
-`air`'s signals, `rollout_checks` reports problems of a batch, `span_tree` builds a tree of spans
-for display.
+critic's values, `mixture` weighs them with a group's mean, `families` credits forks,
+`length_penalty` penalises answers that are too long, `states` describes the state of a call,
+`forks` finds the calls at which an attempt can be forked, `history` builds the input of `air`'s
+signals, `rollout_checks` reports problems of a batch, `span_tree` builds a tree of spans for
+display.
 
 Worked example: one task, two rollouts. In the first, a writer's call (prompt 1 2, sampled 3) is
 followed by a second call whose prompt repeats all of that, so both make one row. The second rollout

@@ -245,6 +245,24 @@ def normalise(estimator: Estimator, observations: Sequence[Observation]) -> list
     )
 
 
+def mixture_statistics(
+    estimator: Estimator, observations: Sequence[Observation]
+) -> list[BaselineScale]:
+    """Return for each observation the mean of its group's others, and a scale not of the group.
+
+    They are for a critic with groups (`lightspan.lightning.mixture`). The scale is the standard
+    deviation of the batch with `grpo`, as with `ppo`, and else 1. Only a group of one has no
+    advantage.
+    """
+    groups = normalise("rloo", observations)
+    batch = normalise("ppo", observations) if estimator == "grpo" else groups
+    return [
+        msgspec.structs.replace(of_batch, baseline=own.baseline, size=own.size, zero_reason=reason)
+        for own, of_batch in zip(groups, batch, strict=True)
+        for reason in [None if own.zero_reason is ZeroReason.IDENTICAL else own.zero_reason]
+    ]
+
+
 _Rule = Callable[[Sequence[float | None], Sequence[float]], list[BaselineScale]]
 
 
@@ -321,7 +339,7 @@ def groups_without_variance(
 
 
 class CreditTerm(msgspec.Struct, frozen=True):
-    """One summand of a call's advantage: weight · (credit - baseline) / scale."""
+    """One summand of an advantage, or of a mixed baseline: weight · (credit - baseline) / scale."""
 
     name: str
     credit: float
@@ -352,6 +370,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Part of `credit` that the call's length cost; None without `Overlong`."""
     expected: float | None = None
     """The critic's value of the call; None without a critic."""
+    mixture: tuple[CreditTerm, ...] = ()
+    """Summands of the baseline at lambda 1 (`lightspan.lightning.mixture`); empty unless a critic
+    is used with groups.
+    """
     value: float
     """Return of the rollout, which is the value of its observations."""
     baseline: float
@@ -376,6 +398,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of each token in the loss."""
     share: float
     """The call's share of the weight of all tokens of its rollout and policy, 0 to 1."""
+
+    @property
+    def predicted(self) -> float | None:
+        """The credit expected before the call: `mixture`, or `expected` if that is empty."""
+        if not self.mixture:
+            return self.expected
+        return math.fsum(term.value for term in self.mixture)
 
     @property
     def advantage(self) -> float:

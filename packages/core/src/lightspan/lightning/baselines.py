@@ -30,8 +30,9 @@ that the tests enumerate, the bias is .02 to .04 in groups of two and .01 to .02
 
 Two more rules, as published, are biased (`docs/reference/credit.md`):
 
-- `at_grpo` (arXiv 2510.11062): b and s are mean and standard deviation (ddof 1) of G over *all*
-  calls of the (population, agent, turn), the call itself included.
+- `at_grpo` (arXiv 2510.11062, for calls that answer the same prompt): b and s are mean and
+  standard deviation (ddof 1) of G over *all* calls of the (population, agent, turn), the call
+  itself included.
 - `gigpo` (arXiv 2505.10978): A = A_E + omega A_S. A_E is the rollout's advantage. A_S is the call's
   advantage among all calls of the (population, agent, state key), the call itself included. It is 0
   for a call alone in its state. With `grpo` both are divided by a standard deviation, with
@@ -85,6 +86,8 @@ class CallCredit(msgspec.Struct, frozen=True, kw_only=True):
     """Baseline and scale of the rollout's return."""
     key: Hashable = None
     """Key of the call's state; None if no other call is in the same state."""
+    expected: float | None = None
+    """The critic's value of the call; None without one."""
 
     @property
     def rewards(self) -> float:
@@ -110,6 +113,8 @@ class Comparison(NamedTuple):
     """Further summands, which are added to the advantage."""
     expected: float | None = None
     """The critic's value of the call; None without a critic."""
+    mixture: tuple[CreditTerm, ...] = ()
+    """Summands of the baseline at lambda 1, if a critic is used with groups."""
     compared: float | None = None
     """Number from which the baseline is subtracted; None if it is the call's credit."""
 
@@ -179,12 +184,22 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
     return comparisons
 
 
-def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
-    """Compare each call as AT-GRPO does (arXiv 2510.11062).
+def by_critic(calls: Sequence[CallCredit]) -> list[Comparison]:
+    """Compare each call with the critic's value; a call without one gets the baseline 0."""
+    return [
+        Comparison(
+            call.expected or 0.0, call.statistics.scale, 0, "rollouts", expected=call.expected
+        )
+        for call in calls
+    ]
 
-    Baseline and scale are the mean and the standard deviation of credits. They are computed over
-    the agent's calls in the same turn, including the call itself. Only calls with an equal
-    `population` are compared.
+
+def at_grpo(calls: Sequence[CallCredit]) -> list[Comparison]:
+    """Compare each call as AT-GRPO does (arXiv 2510.11062), which samples siblings of one state.
+
+    Calls of independent rollouts are siblings in the first turn only. Baseline and scale are the
+    mean and the standard deviation of credits. They are computed over the agent's calls in the same
+    turn, including the call itself. Only calls with an equal `population` are compared.
     """
     comparisons: dict[int, Comparison] = {}
     for places in places_by(calls, _turn).values():

@@ -51,6 +51,7 @@ from lightspan.lightning.advantages import (
     Observation,
     Unit,
     groups_without_variance,
+    mixture_statistics,
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
@@ -58,10 +59,11 @@ from lightspan.lightning.credit import Credit, baseline_of, terminal, unused_ste
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
+from lightspan.lightning.mixture import Mixture, check_mixed
 from lightspan.lightning.returns import failed_tries, return_of
 from lightspan.lightning.rows import Row, build_rows, usable_transitions
 from lightspan.lightning.selection import Coverage, Rejection
-from lightspan.lightning.states import key_of, state_of
+from lightspan.lightning.states import key_of, observation, state_of
 from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
 from lightspan.schema.records import Mode
 from lightspan.schema.validation import check_choice, check_number
@@ -78,6 +80,8 @@ class BatchConfig:
     estimator: Estimator = "grpo"
     unit: Unit = "rollout"
     credit: Credit = terminal
+    mixture: Mixture | None = None
+    """How a critic is used with groups; None unless one is."""
     air: AIR | None = None
     overlong: Overlong | None = None
     weight: Weight = "rollout"
@@ -103,6 +107,13 @@ class BatchConfig:
             check_number("token_constant", value, above=0, optional=True)
         check_air(self.air, self.credit)
         _check_baseline(self.estimator, self.credit)
+        if self.mixture is not None:
+            check_mixed(self.estimator, self.credit)
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether a critic's value is needed for each call that can be trained."""
+        return self.mixture is not None or baseline_of(self.credit) == "critic"
 
 
 _ESTIMATORS_OF: Final[Mapping[baselines.Baseline, tuple[Estimator, ...]]] = {
@@ -181,7 +192,7 @@ def build_batch(
     Raises:
         DataError: `episodes` and `coverages` do not match, or a rollout occurs twice.
         ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
-            made for another credit rule; the credit rule needs a critic (use `prepare_batch`, which
+            made for another credit rule; `config` needs a critic (use `prepare_batch`, which
             can take a critic's values); a signal's function or the function for state keys failed.
     """
     return prepare_batch(episodes, coverages, config, versions=versions).finish()
@@ -225,7 +236,7 @@ def prepare_batch(
 class BatchBuilder:
     """The scored rollouts of a step, with the credit of each call; `finish` makes the batch.
 
-    If the credit rule needs a critic, let it compute a value for each call in `rows()`. Pass these
+    If `config` needs a critic, let it compute a value for each call in `rows()`. Pass these
     values to `finish`.
     """
 
@@ -261,28 +272,25 @@ class BatchBuilder:
         - `stray_rewards`, the number of rewards on an id of no call.
 
         Args:
-            values: rollout id → call → the critic's value; None unless the credit rule needs a
-                critic.
+            values: rollout id → call → the critic's value; None unless `config` needs a critic.
             lam: lambda of generalised advantage estimation.
 
         Raises:
-            ConfigError: the credit rule needs a critic and `values` is None, or it needs none and
-                `values` is given.
+            ConfigError: `config` needs a critic and `values` is None, or it needs none and `values`
+                is given.
             DataError: a call that can be trained has no value; a value is not finite; or a value
                 belongs to a call that is not of an agent to train.
         """
         config, members, counters = self.config, self.members, Counter(self.counters)
-        if (values is None) == (baseline_of(config.credit) == "critic"):
+        if (values is None) == config.needs_critic:
             raise ConfigError(
                 f"credit {config.credit.name} {'needs' if values is None else 'takes no'} values "
                 "of a critic"
             )
         statistics = _statistics(members, config, counters)
-        comparisons = (
-            _comparisons(members, statistics, config)
-            if values is None
-            else _critic_comparisons(members, statistics, config, values, lam)
-        )
+        comparisons = _comparisons(members, statistics, config, values or {})
+        if values is not None:
+            comparisons = _generalised(members, comparisons, config, values, lam)
         explanations = _explain(members, statistics, comparisons, config)
         rows = _rows(members, explanations, config, counters)
         _count(counters, self.episodes, members, config, self.coverages)
@@ -477,21 +485,31 @@ def _statistics(
         failed = {_unit(path, config): value for path, value in paths.items()}
         key = member.episode.rollout_id, member.episode.group_id, member.value
         observations += [Observation(*key, unit, failed.get(unit)) for unit in member.units]
-    statistics = normalise(config.estimator, observations)
+    rule = mixture_statistics if config.mixture else normalise
+    statistics = rule(config.estimator, observations)
     counters.update(f"zero:{each.zero_reason}" for each in statistics if each.zero_reason)
     keys = [(observation.rollout_id, observation.agent) for observation in observations]
     return dict(zip(keys, statistics, strict=True))
 
 
 def _comparisons(
-    members: Sequence[_Member], statistics: _Statistics, config: BatchConfig
+    members: Sequence[_Member],
+    statistics: _Statistics,
+    config: BatchConfig,
+    values: Mapping[str, Mapping[CallKey, float]],
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return the baseline and scale of each call, for a credit rule that needs no critic.
+    """Return the baseline and scale of each call, by the credit rule or the mixture.
 
     The keys are (attempt id, call id, choice).
+
+    Args:
+        members: the rollouts that count.
+        statistics: baselines and scales of their returns.
+        config: settings of the batch.
+        values: rollout id → call → the critic's value; empty without a critic.
     """
     has_potential = config.air is not None and config.air.mode == "potential"
-    state_key = getattr(config.credit, "key", None)
+    state_key = getattr(config.credit, "key", observation if config.mixture else None)
     keys, calls = [], []
     for member in members:
         episode = member.episode
@@ -514,6 +532,7 @@ def _comparisons(
                     value=member.failed.get(call.key, member.value),
                     statistics=statistics[episode.rollout_id, unit],
                     key=key_of(state_key, state) if state_key and state else None,
+                    expected=values.get(episode.rollout_id, {}).get(call.key),
                 )
             )
     return dict(zip(keys, _compare(calls, config), strict=True))
@@ -523,21 +542,21 @@ def _unit(agent_path: str, config: BatchConfig) -> str:
     return agent_path if config.unit == "agent" else ""
 
 
-def _critic_comparisons(
+def _generalised(
     members: Sequence[_Member],
-    statistics: _Statistics,
+    comparisons: Mapping[TransitionKey, baselines.Comparison],
     config: BatchConfig,
     values: Mapping[str, Mapping[CallKey, float]],
     lam: float,
 ) -> dict[TransitionKey, baselines.Comparison]:
-    """Return the baseline and scale of each call, for a credit rule that needs a critic.
+    """Return the comparisons of calls with a value, each with a generalised advantage.
 
-    The keys are (attempt id, call id, choice). The baseline of a call is its credit minus its
-    generalised advantage.
+    A baseline becomes the call's credit minus its generalised advantage.
 
     Args:
         members: the rollouts that count.
-        statistics: baselines and scales of their returns.
+        comparisons: (attempt id, call id, choice) → comparison, whose baseline is what was expected
+            of the call.
         config: settings of the batch.
         values: rollout id → call → the critic's value.
         lam: lambda of generalised advantage estimation.
@@ -547,37 +566,37 @@ def _critic_comparisons(
             belongs to a call that is not of an agent to train.
     """
     gamma = getattr(config.credit, "gamma", 1.0)
-    comparisons = {}
+    results = {}
     for member in members:
-        episode, to_go, turns = member.episode, member.credits, member.coverage.turns
-        expected = values.get(episode.rollout_id, {})
-        advantages = gae(turns, to_go, expected, gamma=gamma, lam=lam)
-        for call in turns.calls:
-            if call.key in advantages:
-                unit = _unit(call.agent_path, config)
-                comparisons[episode.attempt_id, *call.key] = baselines.Comparison(
-                    baseline=to_go[call.key] - advantages[call.key],
-                    scale=statistics[episode.rollout_id, unit].scale,
-                    others=0,
-                    against="rollouts",
-                    expected=expected[call.key],
-                )
-    missing = [t.key for member in members for t in member.transitions if t.key not in comparisons]
+        attempt_id, to_go = member.episode.attempt_id, member.credits
+        expected = {
+            key: comparisons[attempt_id, *key].baseline if key in to_go else value
+            for key, value in values.get(member.episode.rollout_id, {}).items()
+        }
+        advantages = gae(member.coverage.turns, to_go, expected, gamma=gamma, lam=lam)
+        for key, advantage in advantages.items():
+            baseline = expected[key] if lam == 1 else to_go[key] - advantage
+            results[attempt_id, *key] = comparisons[attempt_id, *key]._replace(baseline=baseline)
+    missing = [t.key for member in members for t in member.transitions if t.key not in results]
     if missing:
         raise DataError(f"values of a critic: call {missing[0]} has none, and each needs one")
-    return comparisons
+    return results
 
 
 def _compare(
     calls: Sequence[baselines.CallCredit], config: BatchConfig
 ) -> list[baselines.Comparison]:
     rule, estimator = config.credit, config.estimator
+    if config.mixture is not None:
+        return config.mixture.compare(calls, rule, estimator)
     match baseline_of(rule):
         case "rollout":
             return baselines.by_rollout(calls, estimator)
         case "anchor":
             prior = getattr(rule, "prior", baselines.DEFAULT_PRIOR)
             return baselines.by_state(calls, estimator, prior)
+        case "critic":
+            return baselines.by_critic(calls)
         case "at_grpo":
             return baselines.at_grpo(calls)
         case "gigpo":
@@ -664,20 +683,19 @@ def _rows(
     counters: Counter[str],
 ) -> list[Row]:
     rows = []
-    has_critic = baseline_of(config.credit) == "critic"
     for member in members:
         whys = [explanations[t.key] for t in member.transitions]
         advantages = [why.advantage for why in whys]
         # all rows of a rollout or none, else its weights would not sum to its share
         if whys and not any(advantages):
             counters["zero_advantage_rollouts"] += 1
-            if not (config.keep_zero_advantages or has_critic):  # a critic is fitted to all calls
+            if not (config.keep_zero_advantages or config.needs_critic):  # critics fit all
                 continue
         rows += build_rows(
             member.transitions,
             advantages=advantages,
             token_weights=[why.token_weight for why in whys],
-            value_targets=[why.credit for why in whys] if has_critic else None,
+            value_targets=[why.credit for why in whys] if config.needs_critic else None,
         ).rows
     return rows
 

@@ -10,7 +10,7 @@ rejected, because statistics must not depend on which calls could be trained.
 | `discounted` | reward-to-go | calls of the agent in the same turn of other rollouts |
 | `anchor` | reward-to-go | calls of the agent in the same *state* in other rollouts |
 | `critic` | reward-to-go | the critic's value of the call (`lightspan.lightning.gae`) |
-| `at_grpo` | reward-to-go | as published (arXiv 2510.11062) |
+| `at_grpo` | reward-to-go | as in arXiv 2510.11062, but calls are not siblings (`ATGRPO`) |
 | `gigpo` | reward-to-go | as published (arXiv 2505.10978) |
 
 `terminal` is the identical assignment of LightningRL (arXiv 2508.03680 §3.3). It ignores rewards on
@@ -31,10 +31,10 @@ before the call. Example, gamma 0.5, R = 1, a reward of 0.2 on the first search:
     search  turn 1                0.5  · 1 = 0.5
     refine  turn 2                       1 = 1.0
 
-`gamma` is 1 by default. Below 1, a slow success is worth less than a fast success, and its calls
-may be discouraged in comparison. An emitted reward counts once, however many choices its call had,
-and only the last reward emitted on a call counts. If this reward is NaN, the rollout is unscored
-(`Episode.scored`).
+`gamma` is 1 by default, and .95 with `gigpo`, as published. Below 1, a slow success is worth less
+than a fast success, and its calls may be discouraged in comparison. An emitted reward counts once,
+however many choices its call had, and only the last reward emitted on a call counts. If this reward
+is NaN, the rollout is unscored (`Episode.scored`).
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ from lightspan.schema.validation import check_number
 
 DEFAULT_GAMMA: Final = 1.0
 """Discount per turn."""
+GIGPO_GAMMA: Final = 0.95
+"""Discount per turn of `gigpo`, as in its paper's experiments and in langfengQ/verl-agent."""
 
 
 class Credit(Protocol):
@@ -173,10 +175,17 @@ class Anchor(RewardToGo, frozen=True):
 
 
 class ATGRPO(RewardToGo, frozen=True):
-    """Credit rule of AT-GRPO (arXiv 2510.11062): reward-to-go, normalised by agent and turn.
+    """Credit rule with AT-GRPO's groups (arXiv 2510.11062): reward-to-go by agent and turn.
 
     The mean and standard deviation are those of the calls of the same group, agent and turn. They
     include the call itself, which biases the gradient (`docs/reference/credit.md`).
+
+    This is the published rule only if the calls that are compared are siblings: AT-GRPO samples
+    several answers to one prompt in each turn and continues from the best one (its tree-structured
+    sampling), so that all calls of a group answer the same prompt. lightspan runs the rollouts of a
+    task independently. Their calls have the same prompt in the first turn only; in later turns this
+    rule compares calls in different states. The paper's sum of a team's and an agent's own reward
+    is what the app emits.
     """
 
     baseline: ClassVar[Baseline] = "at_grpo"
@@ -186,14 +195,17 @@ class GiGPO(RewardToGo, frozen=True):
     """Credit rule of GiGPO (arXiv 2505.10978): the sum of two advantages.
 
     The first is the advantage of the rollout in its group. The second is the advantage of the call
-    among the agent's calls in the same state. As published, a call is compared with itself too,
-    which biases the gradient (`docs/reference/credit.md`).
+    among the agent's calls in the same state, by the discounted reward-to-go. As published, a call
+    is compared with itself too, which biases the gradient (`docs/reference/credit.md`). The public
+    code adds 1e-6 to standard deviations; here nothing is added, and a spread of 0 gives 0.
 
     Args:
+        gamma: discount per turn; by default that of the paper's experiments.
         key: function that identifies a state. If it returns None, the second advantage is 0.
         omega: weight of the second advantage.
     """
 
+    gamma: float = GIGPO_GAMMA
     key: StateKey = observation
     omega: float = 1.0
     baseline: ClassVar[Baseline] = "gigpo"
@@ -214,6 +226,7 @@ class GAE(RewardToGo, frozen=True):
 
     Advantages are estimated by generalised advantage estimation over the causal graph of the calls
     (`lightspan.lightning.gae`). The rule is for `estimator="ppo"`; lambda is a setting of `Critic`.
+    With groups, a critic is used with other rules (`lightspan.lightning.mixture`).
     """
 
     baseline: ClassVar[Baseline] = "critic"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runti
 import msgspec
 
 from lightspan.errors import ConfigError, UnsupportedError
-from lightspan.lightning.gae import DEFAULT_LAMBDA
 from lightspan.schema.validation import check_choice, check_kind, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -270,9 +269,10 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     """Decay of every value towards the mean of the targets, by at most the fraction
     `learning_rate` · `weight_decay` per step. It keeps the values of uninformative prompts near the
     mean."""
-    lam: float = DEFAULT_LAMBDA
+    lam: float | None = None
     """Lambda of generalised advantage estimation, once the values are trusted; before that, lambda
-    is 1 (`lightspan.lightning.gae`).
+    is 1 (`lightspan.lightning.gae`). None for .95 with `estimator="ppo"`, and for 1, which is
+    unbiased, with groups.
     """
     warmup: int = 5
     """Minimum number of iterations with lambda 1."""
@@ -282,7 +282,7 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
         for name, low in (("steps", 1), ("batches", 1), ("warmup", 0)):
             check_whole(f"Critic: {name}", getattr(self, name), low)
         check_number("Critic: weight_decay", self.weight_decay, low=0)
-        check_number("Critic: lam", self.lam, low=0, high=1)
+        check_number("Critic: lam", self.lam, low=0, high=1, optional=True)
 
 
 class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -259,7 +259,8 @@ class DryRun:
         rollouts, plan = self._plan()
         agents = analysis.read_agents(findings, self.agents)
         uncaptured = analysis.read_uncaptured(findings)
-        by_batch = self._algorithm.batch_config.estimator in BATCH_ESTIMATORS
+        config = self._algorithm.batch_config
+        by_batch = config.estimator in BATCH_ESTIMATORS or config.needs_critic
         rewards = analysis.read_rewards(
             findings, by_batch=by_batch, failure_reward=self._algorithm.failure_reward
         )
