@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lightspan.errors import NotFoundError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
@@ -32,6 +33,7 @@ class Scripted:
         self.groups = groups
         self.asked: list[int] = []
         self.notes: list[str] = []
+        self.pruned: set[str] = set()
         self.explained: dict[TransitionKey, Explanation] = {}
         self.updated: list[list[str]] = []
         self.step = 1
@@ -53,6 +55,21 @@ class Scripted:
             for task, rewards in groups
             for member, reward in enumerate(rewards)
         ]
+
+    async def stored_episodes(self, rollout_ids: Sequence[str]) -> list[Episode]:
+        """Return the episodes as recorded; those of group n are in the store unless it is pruned.
+
+        Raises:
+            NotFoundError: the group was pruned.
+        """
+        found = []
+        for name in rollout_ids:
+            _, group, member = name.split("-")
+            if group in self.pruned:
+                raise NotFoundError(name)
+            reward = self.groups[int(group.removeprefix("g"))][int(member)]
+            found.append(episode(group, int(member), reward))
+        return found
 
     def note(self, text: str) -> None:
         self.notes.append(text)
