@@ -19,7 +19,6 @@ from lightspan.schema.records import Mode
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
-from lightspan_tools.rollout_view import training_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -52,15 +51,14 @@ def trained_tasks(run: RunFolder) -> list[dict[str, list[str]]]:
             return [state.rollout for state in await store.rollouts()]
 
     of_rollout = {one.rollout_id: one for one in asyncio.run(rollouts()) if one.mode is Mode.TRAIN}
-    of_group, first = training_steps(run), dict[str, int]()
-    steps = []
+    first, steps = dict[str, int](), []
     for step in range(1, STEPS + 1):
         tasks: dict[str, set[str]] = defaultdict(set)
         for why in run.explanations(step).values():
             rollout = of_rollout[why.rollout_id]
             kind = "new" if first.setdefault(why.group_id, step) == step else "again"
             tasks[kind].add(f"{rollout.task_id}")
-            assert of_group[why.group_id] == first[why.group_id]
+            assert rollout.step == first[why.group_id]
         steps.append({kind: sorted(names) for kind, names in sorted(tasks.items())})
     return steps
 
