@@ -47,25 +47,72 @@ def test_the_posterior_is_bayes_rule_on_a_grid() -> None:
     """Compare mean and variance with Bayes' rule on 20,001 rates, for 2 of 5 and then 4 of 5."""
     rates = TaskRates()
     add(rates, group("a", 1, 1, 0, 0, 0), group("a", 1, 1, 1, 1, 0))
-    a, b = rates.posterior("a")
+    prior, (a, b) = rates.prior(), rates.posterior("a")
     grid = [place / 20_000 for place in range(20_001)]
-    weights = [p**6 * (1 - p) ** 4 for p in grid]
+    weights = [p ** (prior[0] + 5) * (1 - p) ** (prior[1] + 3) for p in grid]
     mean = math.fsum(p * w for p, w in zip(grid, weights, strict=True)) / math.fsum(weights)
     square = math.fsum(p * p * w for p, w in zip(grid, weights, strict=True)) / math.fsum(weights)
     assert a / (a + b) == pytest.approx(mean, abs=1e-9)
     assert a * b / ((a + b) ** 2 * (a + b + 1)) == pytest.approx(square - mean**2, abs=1e-9)
 
 
+def evidence(rates: TaskRates, name: str) -> tuple[float, float]:
+    """Return successes and failures of a task's posterior, beyond the prior."""
+    (a, b), (c, d) = rates.posterior(name), rates.prior()
+    return pytest.approx((a - c, b - d))  # type: ignore[return-value]
+
+
 def test_evidence_decays_by_the_step_towards_the_prior() -> None:
     rates = TaskRates()
     add(rates, group("a", 1, 1, 1, 0))
-    assert rates.posterior("a") == (4, 2)
+    assert evidence(rates, "a") == (3, 1)
     add(rates, group("b", 1, 0))
     add(rates)
-    assert rates.posterior("a") == pytest.approx((1 + 3 * DECAY**2, 1 + DECAY**2))
+    assert evidence(rates, "a") == (3 * DECAY**2, DECAY**2)
     add(rates, group("a", 0, 0, 0, 1))
-    assert rates.posterior("a") == pytest.approx((2 + 3 * DECAY**3, 4 + DECAY**3))
-    assert rates.posterior("never drawn") == (1, 1)
+    assert evidence(rates, "a") == (1 + 3 * DECAY**3, 3 + DECAY**3)
+    assert rates.posterior("never drawn") == rates.prior()
+
+
+def test_the_prior_is_uniform_before_the_first_group() -> None:
+    assert TaskRates().prior() == pytest.approx((1, 1))
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, 0.3), (0.2, 0.6), (0.9, 0.4), (1.0, 1.0)])
+def test_the_prior_is_that_of_the_tasks(a: float, b: float) -> None:
+    """Estimate it from the first groups of 4,000 tasks with rates from a known distribution.
+
+    Later groups of the same tasks do not change it.
+    """
+    rng, rates = random.Random(0), TaskRates()
+    for number in range(4_000):
+        p = rng.betavariate(a, b)
+        add(rates, group(number, *(float(rng.random() < p) for _ in range(8))))
+    estimated = rates.prior()
+    assert estimated == pytest.approx((a, b), rel=0.12)
+    add(rates, *(group(number, 0, 1, 0, 1) for number in range(4_000)))
+    assert rates.prior() == estimated
+
+
+def test_the_prior_of_first_groups_by_hand() -> None:
+    """Check 3 of 4 and 0 of 4, with the uniform prior as a third group.
+
+    m = (3/4 + 0 + 1/2) / 3 = 5/12 and q = (1/2 + 0 + 1/3) / 3 = 5/18, so
+    c = (5/12 - 5/18) / (5/18 - 25/144) = 4/3.
+    """
+    rates = TaskRates()
+    add(rates, group("a", 1, 1, 1, 0), group("b", 0, 0, 0, 0))
+    assert rates.prior() == pytest.approx((4 / 3 * 5 / 12, 4 / 3 * 7 / 12))
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=8), max_size=12))
+def test_the_prior_is_a_distribution_for_any_returns(groups: list[list[float]]) -> None:
+    rates = TaskRates()
+    add(rates, *(group(number, *returns) for number, returns in enumerate(groups)))
+    a, b = rates.prior()
+    assert a > 0
+    assert b > 0
+    assert 0.1 - 1e-9 <= a + b <= 2 + 1e-9
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -98,7 +145,7 @@ def test_returns_that_are_not_0_or_1_count_by_the_range_of_the_run() -> None:
     scale, rates = ReturnRange(), TaskRates()
     scale.add([-2.0, 6.0])
     rates.add([group("a", -2.0, 0.0, 2.0, 6.0)], scale)
-    assert rates.posterior("a") == (1 + 0 + 0.25 + 0.5 + 1, 1 + 1 + 0.75 + 0.5 + 0)
+    assert evidence(rates, "a") == (0 + 0.25 + 0.5 + 1, 1 + 0.75 + 0.5 + 0)
     scale.add([1.0])
     assert scale.ends == [-2.0, 6.0]
 
@@ -108,7 +155,7 @@ def test_a_group_without_a_gradient_is_no_task_of_one_half(value: float, success
     """Check that equal returns of one half do not look like the best task."""
     rates = TaskRates()
     add(rates, group("a", value, value, value))
-    assert rates.posterior("a") == (1 + successes, 4 - successes)
+    assert evidence(rates, "a") == (successes, 3 - successes)
 
 
 def test_the_first_equal_returns_count_by_their_sign() -> None:
@@ -227,10 +274,12 @@ FLAT, VARIES = (1.0, 1.0), (0.0, 1.0)
 
 
 async def test_the_metrics_of_a_step() -> None:
-    """Check observed and predicted shares: a new task of two rollouts is flat at 2 in 3.
+    """Check observed and predicted shares: at first two equal rollouts have the probability 2/3.
 
-    After the first step three tasks are flat: Beta(3, 1) gives E[p² + (1-p)²] = 0.7, and the
-    varying task's Beta(2, 2) 0.6.
+    The first groups (2 of 2 three times, 1 of 2 once) and the uniform prior have m = 4/5 and
+    q = 2/3, so c = (4/5 - 2/3) / (2/3 - 16/25) = 5, which is cut to 2: the prior is Beta(1.6, 0.4).
+    With another group, it is Beta(3.6, 0.4) for a flat task and Beta(2.6, 1.4) for the other; their
+    E[p² + (1-p)²] = 1 - 2ab / ((a+b)(a+b+1)) are 0.856 and 0.636.
     """
     algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=4, tasks="adaptive")
     world: Any = World(algorithm, [FLAT, VARIES, FLAT, FLAT])
@@ -241,10 +290,10 @@ async def test_the_metrics_of_a_step() -> None:
     assert [first[f"tasks/zero_gradient{name}"] for name in names] == pytest.approx(
         [0.75, 2 / 3, 2 / 3]
     )
-    assert second["tasks/zero_gradient_shuffled"] == pytest.approx((3 * 0.7 + 0.6) / 4)
+    assert second["tasks/zero_gradient_shuffled"] == pytest.approx((3 * 0.856 + 0.636) / 4)
     drawn = Counter(world.taken[4:])
     assert second["tasks/zero_gradient"] == 1 - drawn[1] / 4
-    assert second["tasks/zero_gradient_predicted"] == pytest.approx(0.7 - 0.1 * drawn[1] / 4)
+    assert second["tasks/zero_gradient_predicted"] == pytest.approx(0.856 - 0.22 * drawn[1] / 4)
 
 
 async def test_shuffled_order_reports_the_observed_share() -> None:

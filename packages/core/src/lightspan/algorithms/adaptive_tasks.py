@@ -5,11 +5,19 @@ success rate of each task is estimated from its groups, and tasks are drawn whos
 target (MoPPS, arXiv 2507.04632; BOTS, arXiv 2510.26374). With n the number of steps since the last
 group of a task, its success rate has the posterior
 
-    Beta(1 + DECAY^n · successes, 1 + DECAY^n · failures)
+    Beta(a + DECAY^n · successes, b + DECAY^n · failures)
 
-When a group ends, its successes and failures are added to the decayed numbers. For each new set of
-tasks, one rate per task is sampled from its posterior, and tasks are drawn in the order of the
-distance of this rate from `TARGET`.
+When a group ends, its successes and failures are added to the decayed numbers. The prior Beta(a, b)
+is that of a task without a group. It is estimated from the first group of each task, because later
+groups are of tasks that were chosen: with m the mean share of successes and q the mean share of
+pairs of rollouts that both succeed, these are E[p] and E[p²] (the method of moments for the
+beta-binomial distribution), so
+
+    a = m · c,  b = (1 - m) · c,  c = (m - q) / (q - m²), at least 0.1 and at most 2
+
+Counted as one more group is the uniform prior (m = 1/2, q = 1/3, c = 2), with which a run begins.
+For each new set of tasks, one rate per task is sampled from its posterior, and tasks are drawn in
+the order of the distance of this rate from `TARGET`.
 
 What differs from the publications:
 
@@ -19,7 +27,7 @@ What differs from the publications:
   given task, of which there are fewer than N.) Neither publication has such a floor.
 - MoPPS decays the numbers of a task only when its next group ends, and BOTS those of all tasks at
   each step, which is the rule here. BOTS also infers rates of tasks that were not drawn; that is
-  not done here. MoPPS draws from a random part of the tasks, here from all.
+  not done here. MoPPS draws from a random part of the tasks, here from all. Both have fixed priors.
 - Rewards need not be 0 or 1. A return counts as a success of (return - lowest) / (highest - lowest)
   and as a failure of the rest, by the lowest and highest return of the run so far. A group without
   a gradient counts as failures only if its mean is below one half on this scale, else as successes
@@ -39,8 +47,10 @@ import msgspec
 from lightspan.lightning.episode import Episode
 from lightspan.schema.records import Json, task_id
 
-PRIOR: Final = 1.0
-"""Both parameters of the Beta distribution of a task without a group."""
+UNIFORM: Final = (1.0, 1 / 2, 1 / 3)
+"""The uniform prior as a group: 1, mean share of successes, mean share of pairs of successes."""
+SIZES: Final = (0.1, 2.0)
+"""Least and largest sum of both parameters of the prior."""
 TARGET: Final = 0.5
 """Success rate whose tasks are drawn first. A group of such a task differs most often."""
 FLOOR_EVERY: Final = 4
@@ -105,16 +115,28 @@ class TaskRates(msgspec.Struct):
     """Number of steps whose groups were added."""
     records: dict[str, TaskRecord] = msgspec.field(default_factory=dict)
     """Task id → record, of tasks that were drawn or whose groups ended."""
+    firsts: tuple[float, float, float] = UNIFORM
+    """Sums over the first groups of tasks and `UNIFORM`: 1, share of successes, share of pairs of
+    successes.
+    """
 
     def record(self, name: str) -> TaskRecord:
         """Return the record of task `name`; a new one if it has none."""
         return self.records.get(name) or TaskRecord()
 
+    def prior(self) -> tuple[float, float]:
+        """Return both parameters of the Beta distribution of a task without a group."""
+        count = self.firsts[0]
+        mean, pairs = self.firsts[1] / count, self.firsts[2] / count
+        size = (mean - pairs) / max(pairs - mean**2, 1e-9)
+        size = min(max(SIZES[0], size), SIZES[1])
+        return mean * size, (1 - mean) * size
+
     def posterior(self, name: str) -> tuple[float, float]:
         """Return both parameters of the Beta distribution of a task's success rate."""
-        record = self.record(name)
+        record, (a, b) = self.record(name), self.prior()
         factor = DECAY ** (self.step - record.step)
-        return PRIOR + factor * record.successes, PRIOR + factor * record.failures
+        return a + factor * record.successes, b + factor * record.failures
 
     def add(self, groups: Sequence[GroupReturns], scale: ReturnRange) -> None:
         """Add the groups of a step.
@@ -128,10 +150,15 @@ class TaskRates(msgspec.Struct):
             shares = [scale.scale(value) for value in group.returns]
             if not group.has_gradient and shares:
                 shares = [float(math.fsum(shares) / len(shares) >= 0.5)] * len(shares)
-            a, b = self.posterior(group.task_id)
+            total, size = math.fsum(shares), len(shares)
             record = self.records.setdefault(group.task_id, TaskRecord())
-            record.successes = a - PRIOR + math.fsum(shares)
-            record.failures = b - PRIOR + len(shares) - math.fsum(shares)
+            factor = DECAY ** (self.step - record.step)
+            record.successes = factor * record.successes + total
+            record.failures = factor * record.failures + size - total
+            if record.groups == 0 and size > 1:
+                pairs = (total**2 - math.fsum(share**2 for share in shares)) / (size * (size - 1))
+                count, means, both = self.firsts
+                self.firsts = count + 1, means + total / size, both + pairs
             record.step = self.step
             record.groups += 1
 
