@@ -34,7 +34,17 @@ SETTINGS = {
     "Training": ["Trainer"],
     "Algorithms": ["LightningRL", "SFT", "GEPA", "APO", "Alternate"],
     "Parts of algorithms": [
-        *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Policy", "LLM"),
+        *(
+            "Optimizer",
+            "PolicyLoss",
+            "LoRA",
+            "Critic",
+            "AIR",
+            "Overlong",
+            "Replay",
+            "Policy",
+            "LLM",
+        ),
         *("Judge", "Price", "PromptTemplate"),
     ],
     "Engines and learners": ["Transformers", "VLLM", "Torch", "Verl"],
