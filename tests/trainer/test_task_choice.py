@@ -85,8 +85,8 @@ def test_a_killed_run_draws_and_replays_what_the_whole_run_does(
     keys += ["replay/groups", "replay/age", "replay/row_share", "reward"]
     for mine, theirs in zip(run.metrics(), whole.metrics(), strict=True):
         assert {key: mine[key] for key in keys} == pytest.approx({key: theirs[key] for key in keys})
-    assert history(run)["rates"] == history(whole)["rates"]
-    assert [*history(run)["replay"]["groups"]] == [*history(whole)["replay"]["groups"]]
+    assert history(run)["records"] == history(whole)["records"]
+    assert [*history(run)["replays"]] == [*history(whole)["replays"]]
 
 
 def history(run: RunFolder) -> Any:
@@ -134,6 +134,6 @@ def test_adaptive_tasks_work_with_overlap_and_a_kill(tiny: Path, tmp_path: Path)
     lines = run.metrics()
     assert [line["rollouts"] for line in lines] == [12] * STEPS
     assert all(0 <= line["tasks/zero_gradient_predicted"] <= 1 for line in lines)
-    records = history(run)["rates"]["records"].values()
+    records = history(run)["records"].values()
     assert sum(groups for *_, groups in records) == 3 * STEPS
     assert all(draws == groups for *_, draws, groups in records)

@@ -353,4 +353,4 @@ def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
 
 def test_the_output_names_the_choice() -> None:
     lines = LightningRL(MODEL, tasks="adaptive", learning_rate=1e-5).describe_choices()
-    assert lines == ["tasks='adaptive': each of N tasks is drawn at least once in 4 N draws"]
+    assert lines == ["tasks='adaptive': each of N tasks occurs in any 4 N draws"]

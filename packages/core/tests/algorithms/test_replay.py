@@ -11,7 +11,7 @@ import pytest
 
 from lightspan import LightningRL, Replay
 from lightspan.algorithms.adaptive_tasks import GroupReturns, ReturnRange
-from lightspan.algorithms.replay import ReplayBuffer
+from lightspan.algorithms.replay import GroupHistory, ReplayGroup
 from lightspan.errors import ConfigError
 from lightspan.lightning.batch import build_batch
 from lightspan.lightning.episode import Episode
@@ -156,33 +156,33 @@ async def test_the_rewards_of_a_judge_are_kept() -> None:
 
 
 # --- which groups are replayed ------------------------------------------------------------------
-def buffer(settings: Replay, *groups: tuple[int, str, Sequence[float]]) -> ReplayBuffer:
-    """Return the buffer after groups, each (step, task, returns)."""
-    kept = ReplayBuffer()
+def history(settings: Replay, *groups: tuple[int, str, Sequence[float]]) -> dict[str, ReplayGroup]:
+    """Return the groups to replay after some groups, each (step, task, returns)."""
+    past = GroupHistory(returns=ReturnRange([0.0, 1.0]))
     for step, task, returns in groups:
         members = [episode(f"{task}{step}", m, reward) for m, reward in enumerate(returns)]
         group = GroupReturns(task, members, returns, len(set(returns)) > 1)
-        kept.add(step, [group], ReturnRange([0.0, 1.0]), settings)
-    return kept
+        past.add_replays(step, [group], settings)
+    return past.replays
 
 
 def test_only_groups_with_rare_successes_are_kept() -> None:
     groups = [(1, "rare", RARE), (1, "half", HALF), (1, "all", ALL), (1, "none", NONE)]
-    assert [*buffer(Replay(), *groups).groups] == ["rare"]
-    assert [*buffer(Replay(rare=0.5), *groups).groups] == ["rare", "half"]
+    assert [*history(Replay(), *groups)] == ["rare"]
+    assert [*history(Replay(rare=0.5), *groups)] == ["rare", "half"]
 
 
 def test_a_task_has_one_group_until_its_successes_are_not_rare() -> None:
-    kept = buffer(Replay(), (1, "a", RARE), (2, "a", RARE)).groups
+    kept = history(Replay(), (1, "a", RARE), (2, "a", RARE))
     assert [(one.group_id, one.step) for one in kept.values()] == [("a2", 2)]
-    assert buffer(Replay(), (1, "a", RARE), (2, "a", NONE)).groups["a"].step == 1
+    assert history(Replay(), (1, "a", RARE), (2, "a", NONE))["a"].step == 1
     for common in (HALF, ALL):
-        assert buffer(Replay(), (1, "a", RARE), (2, "a", common)).groups == {}
+        assert history(Replay(), (1, "a", RARE), (2, "a", common)) == {}
 
 
 def test_the_size_is_bounded_and_the_oldest_goes_first() -> None:
-    kept = buffer(Replay(size=2), (1, "a", RARE), (2, "b", RARE), (3, "c", RARE), (4, "b", RARE))
-    assert [(task, one.step) for task, one in kept.groups.items()] == [("c", 3), ("b", 4)]
+    kept = history(Replay(size=2), (1, "a", RARE), (2, "b", RARE), (3, "c", RARE), (4, "b", RARE))
+    assert [(task, one.step) for task, one in kept.items()] == [("c", 3), ("b", 4)]
 
 
 async def test_the_age_is_bounded() -> None:
@@ -229,7 +229,7 @@ async def test_a_checkpoint_has_the_ids_of_the_groups() -> None:
     whole, world = learner(), World(groups)
     await steps(whole, world, 2)
     state = msgspec.json.decode(msgspec.json.encode(whole.state()))
-    assert {task: one["rewards"] for task, one in state["history"]["replay"]["groups"].items()} == {
+    assert {task: one["rewards"] for task, one in state["history"]["replays"].items()} == {
         f"g{n}": {f"ro-g{n}-{m}": [float(m == 3), "returned", None] for m in range(4)}
         for n in range(2)
     }

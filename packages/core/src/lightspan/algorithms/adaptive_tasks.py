@@ -57,7 +57,7 @@ FLOOR_EVERY: Final = 4
 """A draw whose number is a multiple of this takes the task that was drawn longest ago."""
 DECAY: Final = 0.95
 """Factor per step by which earlier successes and failures count less."""
-TEXT: Final = f"tasks='adaptive': each of N tasks is drawn at least once in {FLOOR_EVERY} N draws"
+DESCRIPTION: Final = f"tasks='adaptive': each of N tasks occurs in any {FLOOR_EVERY} N draws"
 """Description of the setting for the output of `fit` and `dev`."""
 
 
@@ -211,16 +211,16 @@ class AdaptiveOrder:
     def take(self, start: int, count: int) -> list[Json]:
         """Draw `count` tasks, beginning with number `start`, counted from 0 over the whole run."""
         rng, rates = random.Random(f"{self._seed}/{start}"), self._rates()
-        sampled = {name: rng.betavariate(*rates.posterior(name)) for name in self.names}
-        return [self._draw(rates, number, sampled) for number in range(start, start + count)]
+        samples = {name: rng.betavariate(*rates.posterior(name)) for name in self.names}
+        return [self._draw(rates, number, samples) for number in range(start, start + count)]
 
-    def _draw(self, rates: TaskRates, number: int, sampled: dict[str, float]) -> Json:
+    def _draw(self, rates: TaskRates, number: int, samples: dict[str, float]) -> Json:
         def rank(name: str) -> tuple[float, float]:
             record = rates.record(name)
             if number % FLOOR_EVERY == 0:
                 return record.last_draw, 0.0
             running = max(0, record.draws - record.groups)
-            return running, abs(sampled[name] - TARGET)
+            return running, abs(samples[name] - TARGET)
 
         name = min(self.names, key=rank)
         record = rates.records.setdefault(name, TaskRecord())

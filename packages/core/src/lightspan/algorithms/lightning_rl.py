@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import msgspec
 
 from lightspan.algorithms import metrics
-from lightspan.algorithms.adaptive_tasks import TEXT, AdaptiveOrder, GroupReturns
+from lightspan.algorithms.adaptive_tasks import DESCRIPTION, AdaptiveOrder, GroupReturns
 from lightspan.algorithms.async_rollouts import next_episodes
 from lightspan.algorithms.critic_warmup import CriticWarmup
 from lightspan.algorithms.grammar_check import reject_mismatches
@@ -183,11 +183,11 @@ class LightningSettings:
         check_lora(self.lora)
         if self.optimizer is not None and self.learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
-        replayed = "" if self.replay is None else f" with {self.replay}"
+        addition = "" if self.replay is None else f" with {self.replay}"
         age = self.overlap + (0 if self.replay is None else self.replay.max_age)
         if self.max_staleness is not None and self.max_staleness < age:
             raise ConfigError(
-                f"overlap={self.overlap}{replayed} trains groups that are up to {age} versions "
+                f"overlap={self.overlap}{addition} trains groups that are up to {age} versions "
                 f"old, and max_staleness={self.max_staleness} rejects those: give at least "
                 f"max_staleness={age}, or leave it out"
             )
@@ -372,13 +372,13 @@ class LightningRL(LightningSettings, Algorithm):
         return self._routing
 
     def describe_choices(self) -> list[str]:
-        chosen = [str(self._chosen_rate)] if self._chooses_rate else []
-        return chosen + [TEXT] * (self.tasks == "adaptive")
+        lines = [str(self._chosen_rate)] if self._chooses_rate else []
+        return lines + [DESCRIPTION] * (self.tasks == "adaptive")
 
     def task_order(self, tasks: Sequence[Json]) -> TaskOrder:
         if self.tasks == "shuffled":
             return Epochs(tasks, self.seed)
-        order = AdaptiveOrder(tasks, lambda: self._history.rates, self.seed)
+        order = AdaptiveOrder(tasks, lambda: self._history, self.seed)
         self._names = order.names
         return order
 
@@ -475,7 +475,7 @@ class LightningRL(LightningSettings, Algorithm):
         episodes: Sequence[Episode],
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
-        replayed: Sequence[Episode] = (),
+        replays: Sequence[Episode] = (),
     ) -> BatchBuilder:
         """Return a builder, whose `finish` returns the batch of one iteration.
 
@@ -485,11 +485,11 @@ class LightningRL(LightningSettings, Algorithm):
             coverages: for each episode, which calls are trained, frozen or rejected. None for the
                 result of the method `coverages`. Pass it if `lightspan.algorithms.grammar_check`
                 has rejected further calls.
-            replayed: episodes of groups that earlier steps trained, which are trained again; their
+            replays: episodes of groups that earlier steps trained, which are trained again; their
                 coverages follow those of `episodes`.
         """
         replaced = self.replaced(episodes)
-        episodes = [*episodes, *replayed]
+        episodes = [*episodes, *replays]
         coverages = self.coverages(episodes) if coverages is None else coverages
         if replaced:
             episodes = [episode for episode in episodes if episode.group_id not in replaced]
@@ -531,13 +531,13 @@ class LightningRL(LightningSettings, Algorithm):
         self._was_scored = self._was_scored or check_scored(
             episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
         )
-        replayed, extra = list[Episode](), Metrics()
+        replays, extra = list[Episode](), Metrics()
         if self.replay is not None:
-            replayed, extra = await self._history.replay.take(trainer, self.replay)
-        coverages = self.coverages([*episodes, *replayed])
+            replays, extra = await self._history.take_replays(trainer, self.replay)
+        coverages = self.coverages([*episodes, *replays])
         coverages = await reject_mismatches(trainer, coverages)
         self._was_computed = self._was_computed or check_computed(coverages)
-        builder = self.prepare(episodes, trainer.versions, coverages, replayed)
+        builder = self.prepare(episodes, trainer.versions, coverages, replays)
         if self.critic is None:
             batch = builder.finish()
         else:
@@ -553,10 +553,10 @@ class LightningRL(LightningSettings, Algorithm):
         extra |= self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
         extra |= self._add_groups(trainer.step, episodes, coverages[: len(episodes)])
         if self.replay is not None:
-            ids = {episode.rollout_id for episode in replayed}
+            ids = {episode.rollout_id for episode in replays}
             again = sum(row.rollout_id in ids for row in batch.rows)
             extra["replay/row_share"] = again / max(1, len(batch.rows))
-            batch = replace(batch, coverages=batch.coverages[: -len(replayed) or None])
+            batch = replace(batch, coverages=batch.coverages[: -len(replays) or None])
         counts = metrics.rollout_metrics(episodes, self.routing())
         return counts | extra | metrics.batch_metrics(batch) | update
 
@@ -612,13 +612,13 @@ class LightningRL(LightningSettings, Algorithm):
         zero = sum(not group.has_gradient for group in groups)
         shares: Metrics = {"tasks/zero_gradient": zero / max(1, len(groups))}
         if self.tasks == "adaptive":
-            drawn = [group.task_id for group in groups]
-            for name, names in {"predicted": drawn, "shuffled": self._names}.items():
-                share = history.rates.chance_of_zero(names, self.group_size)
+            own = [group.task_id for group in groups]
+            for name, names in {"predicted": own, "shuffled": self._names}.items():
+                share = history.chance_of_zero(names, self.group_size)
                 shares[f"tasks/zero_gradient_{name}"] = share
-            history.rates.add(groups, history.returns)
+            history.add(groups, history.returns)
         if self.replay is not None:
-            history.replay.add(step, groups, history.returns, self.replay)
+            history.add_replays(step, groups, self.replay)
         return shares
 
     async def _update(self, trainer: TrainerContext, batch: Batch) -> Metrics:

@@ -40,7 +40,7 @@ from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.validation import check_number, check_whole
 
-KEPT: Final = ("reward", "reward_source", "failure_reward")
+FIELDS: Final = ("reward", "reward_source", "failure_reward")
 """Fields of an episode that the store does not have: a judge's reward, or that of a failed app."""
 
 
@@ -70,28 +70,29 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         check_number("Replay: rare", self.rare, above=0, high=1)
 
 
-class KeptGroup(msgspec.Struct):
+class ReplayGroup(msgspec.Struct):
     """A group that may be replayed."""
 
     group_id: str
     step: int
     """Step that trained it first."""
     rewards: dict[str, list[Any]]
-    """Rollout id → values of those fields of its episode that the store does not have (`KEPT`)."""
+    """Rollout id → values of the `FIELDS` of its episode."""
     replays: int = 0
 
 
-class ReplayBuffer(msgspec.Struct):
-    """The groups that may be replayed, which a checkpoint contains.
+class GroupHistory(TaskRates):
+    """What a run remembers of its groups: success rates of tasks, and groups to replay.
 
-    There is at most one per task: a group replaces an earlier group of its task, and a group in
-    which successes are not rare any more removes it.
+    There is at most one group per task: a group replaces an earlier group of its task, and a group
+    in which successes are not rare any more removes it. A checkpoint contains the history.
     """
 
-    groups: dict[str, KeptGroup] = msgspec.field(default_factory=dict)
-    """Task id → group, the oldest first."""
+    returns: ReturnRange = msgspec.field(default_factory=ReturnRange)
+    replays: dict[str, ReplayGroup] = msgspec.field(default_factory=dict)
+    """Task id → group that may be replayed, the oldest first."""
 
-    async def take(
+    async def take_replays(
         self, trainer: TrainerContext, settings: Replay
     ) -> tuple[list[Episode], Metrics]:
         """Return the episodes of the groups that this step replays, and metrics of them.
@@ -102,49 +103,38 @@ class ReplayBuffer(msgspec.Struct):
         """
         episodes, ages = list[Episode](), list[int]()
         oldest = trainer.step - settings.max_age
-        self.groups = {task: one for task, one in self.groups.items() if one.step >= oldest}
-        order = sorted(self.groups.items(), key=lambda item: (item[1].replays, -item[1].step))
+        self.replays = {task: one for task, one in self.replays.items() if one.step >= oldest}
+        order = sorted(self.replays.items(), key=lambda item: (item[1].replays, -item[1].step))
         for task, group in order[: settings.groups]:
             try:
-                stored = await trainer.stored_episodes(list(group.rewards))
+                members = await trainer.stored_episodes(list(group.rewards))
             except NotFoundError:
-                del self.groups[task]
+                del self.replays[task]
                 trainer.note(f"replay: group {group.group_id} is no longer in the store")
                 continue
             group.replays += 1
             ages.append(trainer.step - group.step)
-            for each in stored:
-                own = dict(zip(KEPT, group.rewards[each.rollout_id], strict=True))
+            for each in members:
+                own = dict(zip(FIELDS, group.rewards[each.rollout_id], strict=True))
                 episodes.append(replace(each, **own))
         age = sum(ages) / max(1, len(ages))
         return episodes, {"replay/groups": len(ages), "replay/age": age}
 
-    def add(
-        self, step: int, groups: Sequence[GroupReturns], scale: ReturnRange, settings: Replay
-    ) -> None:
+    def add_replays(self, step: int, groups: Sequence[GroupReturns], settings: Replay) -> None:
         """Keep the groups of a step in which successes are rare.
 
         Args:
             step: number of the step.
             groups: the new groups of the step, without replayed ones.
-            scale: range of the run's returns, these groups included.
             settings: settings of the replay.
         """
         for group in groups:
-            shares = [scale.scale(value) for value in group.returns]
+            shares = [self.returns.scale(value) for value in group.returns]
             is_rare = math.fsum(shares) <= settings.rare * len(shares)
             if group.has_gradient or not is_rare:
-                self.groups.pop(group.task_id, None)
+                self.replays.pop(group.task_id, None)
             if group.has_gradient and is_rare:
-                rewards = {e.rollout_id: [getattr(e, k) for k in KEPT] for e in group.episodes}
-                kept = KeptGroup(group.episodes[0].group_id, step, rewards)
-                self.groups[group.task_id] = kept
-        self.groups = dict(list(self.groups.items())[-settings.size :])
-
-
-class GroupHistory(msgspec.Struct):
-    """What a run remembers of its groups, for the choice of tasks and groups in later steps."""
-
-    returns: ReturnRange = msgspec.field(default_factory=ReturnRange)
-    rates: TaskRates = msgspec.field(default_factory=TaskRates)
-    replay: ReplayBuffer = msgspec.field(default_factory=ReplayBuffer)
+                rewards = {e.rollout_id: [getattr(e, k) for k in FIELDS] for e in group.episodes}
+                name = group.episodes[0].group_id
+                self.replays[group.task_id] = ReplayGroup(name, step, rewards)
+        self.replays = dict(list(self.replays.items())[-settings.size :])
