@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import os
 import sys
 import tempfile
@@ -54,15 +53,13 @@ from statistics import fmean
 from typing import Any, Final
 
 import _task_choice_app as app
-from _curves import seed_interval
 from _journal import Journal, Key
+from _task_choice_table import ARMS, SHARES, rows_of, table
 
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "benchmarks/results/task_choice.jsonl"
 CACHE: Final = ROOT / ".cache/task_choice"
 START: Final = "start"
-SHUFFLED: Final = "shuffled"
-ARMS: Final = (SHUFFLED, "adaptive", "resample", "replay")
 TASKS: Final = 126
 STEPS, TASKS_PER_STEP, GROUP_SIZE = 32, 8, 8
 ROLLOUTS: Final = STEPS * TASKS_PER_STEP * GROUP_SIZE
@@ -70,7 +67,6 @@ HELD_OUT: Final = 320
 OTHERS: Final = 40
 """Held-out tasks of each kind that is not of the right difficulty."""
 DEMONSTRATIONS: Final = {app.MIXED: 4_800, "family_relationships": 4_800, "letter_counting": 4_800}
-SHARES: Final = ("", "_predicted", "_shuffled")
 
 
 def main() -> int:
@@ -94,7 +90,7 @@ def main() -> int:
     for key in [] if options.table else journal.left(keys):
         print(f"{key}: begins", file=sys.stderr, flush=True)
         journal.add(run(key, options.cache))
-    print(table(journal.done))
+    print(table(rows_of(options.json)))
     return 0
 
 
@@ -240,66 +236,6 @@ def _digest(folder: Path) -> str:
 def _cpu_s() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
-
-
-# --- the table ----------------------------------------------------------------------------------
-def table(rows: Mapping[Key, Mapping[str, Any]]) -> str:
-    """Return the table of the arms: means over seeds, and differences from `shuffled`."""
-    heads = (
-        *("set", "arm", "seeds", "constant", "start", "held out", "against shuffled (95 % CI)"),
-        *("rollouts", "steps", "no gradient", "predicted", "predicted, shuffled", "CPU-s"),
-    )
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for name in app.SETS:
-        start = rows.get(Key(name, START, "rollout", 0))
-        for arm in ARMS:
-            runs = {k.seed: row for k, row in rows.items() if (k.task, k.rule) == (name, arm)}
-            plain = {k.seed: row for k, row in rows.items() if (k.task, k.rule) == (name, SHUFFLED)}
-            if runs:
-                lines.append(f"| {' | '.join([name, arm, *_cells(runs, plain, start)])} |")
-    return "\n".join(lines)
-
-
-def _cells(
-    runs: Mapping[int, Mapping[str, Any]],
-    plain: Mapping[int, Mapping[str, Any]],
-    start: Mapping[str, Any] | None,
-) -> list[str]:
-    def right(row: Mapping[str, Any]) -> float:
-        return float(row["held_out"]["right"])
-
-    first, parts = next(iter(runs.values())), [row["training"] for row in runs.values()]
-    both = sorted(runs.keys() & plain.keys())
-    gain = (
-        "" if runs == plain or not both else _gain([right(runs[s]) - right(plain[s]) for s in both])
-    )
-    shares = []
-    for share in SHARES:
-        values = [
-            fmean(part[f"tasks/zero_gradient{share}"])
-            for part in parts
-            if f"tasks/zero_gradient{share}" in part
-        ]
-        shares.append(f"{fmean(values):.2f}" if values else "")
-    return [
-        str(len(runs)),
-        f"{first['constant']:.2f}",
-        "" if start is None else f"{right(start):.3f}",
-        f"{fmean(map(right, runs.values())):.3f}",
-        gain,
-        f"{fmean(part['rollouts'] for part in parts):,.0f}",
-        f"{fmean(part['steps'] for part in parts):.0f}",
-        *shares,
-        f"{fmean(row['cpu_s'] for row in runs.values()):.0f}",
-    ]
-
-
-def _gain(differences: Sequence[float]) -> str:
-    interval = seed_interval(differences)
-    bounds = (
-        f" ({interval.low:+.3f} to {interval.high:+.3f})" if math.isfinite(interval.low) else ""
-    )
-    return f"{interval.mean:+.3f}{bounds}"
 
 
 if __name__ == "__main__":
