@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
+import _task_choice_table as task_choice
 from _report import Figure, cells as figure_cells
 
 HERE: Final = Path(__file__).parent
@@ -57,6 +58,10 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "baselines": baselines_table(results["baselines"])
         },
         ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
+        ROOT / "docs/guides/task-choice.md": {
+            name: task_choice.table(task_choice.rows_of(HERE / f"results/{name}.jsonl"))
+            for name in ("task_choice", "task_choice_pilot")
+        },
         ROOT / "docs/reference/families.md": {
             "families": families_table(results["families"]),
             "versions": versions_table(results),

@@ -14,6 +14,7 @@ import pytest
 
 from lightspan import APO, GEPA, LLM, Alternate, LightningRL, PromptTemplate
 from lightspan.errors import ConfigError, EngineError
+from lightspan.schema.records import task_id
 from lightspan.training.resume import FREE
 from lightspan_prompts.alternate import INITIAL_WEIGHTS
 from lightspan_prompts.search.candidates import read_searches
@@ -153,6 +154,22 @@ async def test_weights_never_see_what_prompts_are_chosen_by(
     assert sorted(world.offered[0] + world.offered[1]) == sorted(t["n"] for t in split.feedback)
     assert len(world.offered) == 5
     assert {n for step in world.offered for n in step} == {task["n"] for task in split.feedback}
+
+
+async def test_weights_may_choose_tasks_by_their_rates(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Check that the order of the weights' algorithm is used, on the same tasks."""
+    algorithm, world = alternate(server), World(tmp_path)
+    algorithm.weights = Still(
+        "somewhere", optimize="writer", group_size=2, tasks_per_step=2, tasks="adaptive"
+    )
+    await steps(algorithm, world, *range(1, 8))
+    names = {task_id(task) for task in algorithm.prompts.split(TASKS).feedback}
+    records = algorithm.weights._history.records
+    assert records.keys() == names
+    assert sum(record.draws for record in records.values()) == 10
+    assert sum(map(len, world.offered)) == 10
 
 
 class Cached(World):

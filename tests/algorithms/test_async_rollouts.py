@@ -136,7 +136,7 @@ def test_dropout_is_refused(options: dict[str, Any]) -> None:
         ({"overlap": 1.5}, r"overlap=1\.5"),
         (
             {"overlap": 2, "max_staleness": 1},
-            r"overlap=2 trains groups that are up to as many versions old, and max_staleness=1",
+            r"overlap=2 trains groups that are up to 2 versions old, and max_staleness=1",
         ),
         ({"overlap": 1, "resample": 1}, r"resample=1 waits for all rollouts of a step"),
     ],

@@ -1,7 +1,7 @@
 """Follow docs/start/your-own-app.md: write every file and run every command.
 
-Check the output on docs/guides/read-output.md, and the programs on docs/guides/resume.md and
-docs/guides/best-step.md, which go on from there.
+Check the output on docs/guides/read-output.md, and the programs on docs/guides/resume.md,
+docs/guides/task-choice.md and docs/guides/best-step.md, which go on from there.
 """
 
 from __future__ import annotations
@@ -112,11 +112,17 @@ def lines_of(text: str) -> set[str]:
 
 
 def test_the_programs_of_other_pages(followed: Follower) -> None:
-    """Resume the complete run, and construct the trainer that keeps the best step."""
+    """Resume the complete run, choose tasks, replay groups, and keep the best step."""
     [resumable] = [text for _, name, text in blocks("guides/resume.md") if name]
     followed.write("resumable.py", resumable)
     said = shown(followed, "python resumable.py")
     assert said.startswith("runs/newsroom is complete: nothing is left to train\nheld-out reward: ")
+    programs = {name: text for _, name, text in blocks("guides/task-choice.md") if name}
+    shown_by_inspect = {"adaptive": "tasks='adaptive': ", "rare": "replay: "}
+    for name, line in shown_by_inspect.items():
+        followed.write(f"{name}.py", programs[f"{name}.py"].replace("steps=6", "steps=3"))
+        assert "held-out reward: " in shown(followed, f"python {name}.py")
+        assert f"\n{line}" in shown(followed, f"lightspan inspect runs/{name} --limit 0")
     [longer] = [text for _, name, text in blocks("guides/best-step.md") if name]
     followed.write("longer.py", longer.replace("steps=200, validate_every=10", STEPS))
     said = shown(followed, "python longer.py")

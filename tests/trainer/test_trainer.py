@@ -89,6 +89,7 @@ def test_config_says_what_was_asked(run: Run, tiny: Path) -> None:
         "weight": "rollout",
         "group_size": 4,
         "tasks_per_step": 2,
+        "tasks": "shuffled",
         "minibatches": 2,
         "resample": 0,
         "temperature": 1.0,

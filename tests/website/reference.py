@@ -34,8 +34,8 @@ SETTINGS = {
     "Training": ["Trainer"],
     "Algorithms": ["LightningRL", "SFT", "GEPA", "APO", "Alternate"],
     "Parts of algorithms": [
-        *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Policy", "LLM"),
-        *("Judge", "Price", "PromptTemplate"),
+        *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Replay", "Policy"),
+        *("LLM", "Judge", "Price", "PromptTemplate"),
     ],
     "Engines and learners": ["Transformers", "VLLM", "Torch", "Verl"],
     "Runners": ["LocalRunners", "Hosts", "ExternalRunners", "RayRunners", "Command"],

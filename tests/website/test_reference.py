@@ -73,7 +73,7 @@ def runs(apps: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     import scripted_judge  # type: ignore[import-not-found]
     from tool_app import parsed  # type: ignore[import-not-found]
 
-    from lightspan import LLM, Judge, LightningRL, Overlong, Trainer
+    from lightspan import LLM, Judge, LightningRL, Overlong, Replay, Trainer
     from lightspan.progress import SilentReporter
     from lightspan_testing.scripted import ScriptedServer
 
@@ -90,7 +90,8 @@ def runs(apps: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
     best = {"keep": "best", "validate_every": 1}
     overlong = Overlong(max_tokens=4, buffer=2)
-    shaped = trainer("shaped", best, air=True, overlong=overlong, resample=1, minibatches=2)
+    choice = {"tasks": "adaptive", "replay": Replay(), "minibatches": 2}
+    shaped = trainer("shaped", best, air=True, overlong=overlong, resample=1, **choice)
     shaped.fit(parsed, tasks(0), tasks(4), selection=tasks(8))
     ppo = {"estimator": "ppo", "group_size": 1, "tasks_per_step": 4}
     trainer("critic", {"reward": by_length, "steps": 2}, overlap=1, **ppo).fit(parsed, tasks(0))
@@ -121,6 +122,7 @@ def test_the_page_has_every_metric(runs: list[Path]) -> None:
     lines = [json.loads(line) for text in files for line in text.splitlines()]
     keys = {key for line in lines for key in line}
     assert {"learner/lambda", "air/tool_success", "resample/groups", "overlap/behind"} < keys
+    assert {"tasks/zero_gradient_predicted", "replay/row_share"} < keys
     assert {"learner/a/loss", "judge/calls", "by_length/unscored"} < keys
     assert {line["kind"] for line in lines} == {"train", "eval", "selection", "search"}
     assert missing(keys, rows("metrics.md", until="The result")) == []

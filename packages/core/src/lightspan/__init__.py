@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightspan.algorithms.lightning_rl import LightningRL as LightningRL
     from lightspan.algorithms.protocol import Policy as Policy
+    from lightspan.algorithms.replay import Replay as Replay
     from lightspan.capture.emit import (
         agent as agent,
         current_attempt_id as current_attempt_id,
@@ -66,6 +67,7 @@ _NAMES = {
     "lightspan.runners.local": ("LocalRunners",),
     "lightspan.lightning.length_penalty": ("Overlong",),
     "lightspan.algorithms.protocol": ("Policy",),
+    "lightspan.algorithms.replay": ("Replay",),
     "lightspan.schema.prompts": ("PromptTemplate",),
     "lightspan.capture.emit": (
         *("agent", "current_attempt_id", "emit_annotation", "emit_exception"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from lightspan.errors import NotFoundError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rows import Row
@@ -34,6 +35,7 @@ class Scripted:
         self.groups = groups
         self.asked: list[int] = []
         self.notes: list[str] = []
+        self.pruned: set[str] = set()
         self.explained: dict[TransitionKey, Explanation] = {}
         self.updated: list[list[str]] = []
         self.losses: list[tuple[Loss, Any]] = []
@@ -59,6 +61,21 @@ class Scripted:
             for task, rewards in groups
             for member, reward in enumerate(rewards)
         ]
+
+    async def stored_episodes(self, rollout_ids: Sequence[str]) -> list[Episode]:
+        """Return the episodes as recorded; those of group n are in the store unless it is pruned.
+
+        Raises:
+            NotFoundError: the group was pruned.
+        """
+        found = []
+        for name in rollout_ids:
+            _, group, member = name.split("-")
+            if group in self.pruned:
+                raise NotFoundError(name)
+            reward = self.groups[int(group.removeprefix("g"))][int(member)]
+            found.append(episode(group, int(member), reward))
+        return found
 
     def note(self, text: str) -> None:
         self.notes.append(text)

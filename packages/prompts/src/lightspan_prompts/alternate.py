@@ -16,7 +16,6 @@ from lightspan.algorithms.protocol import (
     Metrics,
     TrainerContext,
 )
-from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import ConfigError
 from lightspan.lightning.episode import Episode
 from lightspan.schema.prompts import LearnedPrompt
@@ -297,9 +296,10 @@ class Alternate(Algorithm):
         """
         selection = {task_id(task) for task in self.prompts.split(context.tasks).selection}
         tasks = [task for task in context.tasks if task_id(task) not in selection]
+        order = self.weights.task_order(tasks)
 
         def next_tasks(count: int) -> list[Json]:
-            chosen = Epochs(tasks, self.seed).take(self._state.cursor, count)
+            chosen = order.take(self._state.cursor, count)
             self._state.cursor += count
             return chosen
 

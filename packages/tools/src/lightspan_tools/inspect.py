@@ -296,6 +296,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any], failure: str) -> 
     for line in trained[:: max(1, len(trained) - 1)]:  # the first and the last
         yield f"step {line['step']}: training reward {_mean(line, 'reward')}{named_means(line)}"
     yield from _failure_lines(metrics, config)
+    yield from _choice_lines(metrics)
     kept = (run.read_result() or {}).get("kept")
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
@@ -326,6 +327,27 @@ def _failure_lines(
         f"the app failed in {failed} of {total} rollouts of training ({100 * failed / total:.0f} "
         f"%{steps}): {scored}"
     )
+
+
+def _choice_lines(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Describe adaptive tasks and replay, a line each; yield none of a setting that is not used."""
+
+    def share(key: str) -> str:
+        values = [line[key] for line in metrics if line.get(key) is not None]
+        return f"{100 * math.fsum(values) / len(values):.0f} %"
+
+    if any("tasks/zero_gradient_predicted" in line for line in metrics):
+        yield (
+            f"tasks='adaptive': {share('tasks/zero_gradient')} of groups had no gradient "
+            f"(predicted {share('tasks/zero_gradient_predicted')}, for shuffled order "
+            f"{share('tasks/zero_gradient_shuffled')})"
+        )
+    lines = [line for line in metrics if "replay/groups" in line]
+    if lines:
+        groups = sum(line["replay/groups"] for line in lines)
+        ages = math.fsum(line["replay/groups"] * line["replay/age"] for line in lines)
+        age = f"after {ages / groups:.1f} steps on average, " if groups else ""
+        yield f"replay: {groups} groups trained again, {age}{share('replay/row_share')} of the rows"
 
 
 def _failure_count(line: Mapping[str, Any]) -> str:

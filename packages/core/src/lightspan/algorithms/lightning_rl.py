@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
 from lightspan.algorithms import metrics
+from lightspan.algorithms.adaptive_tasks import DESCRIPTION, AdaptiveOrder, GroupReturns
 from lightspan.algorithms.async_rollouts import next_episodes
 from lightspan.algorithms.critic_warmup import CriticWarmup
 from lightspan.algorithms.grammar_check import reject_mismatches
@@ -31,6 +32,8 @@ from lightspan.algorithms.protocol import (
     TrainerContext,
     local_model,
 )
+from lightspan.algorithms.replay import GroupHistory, Replay
+from lightspan.algorithms.task_sampler import Epochs, TaskOrder
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning import advantages
 from lightspan.lightning.air import AIR, bonuses
@@ -77,6 +80,7 @@ _LOWEST_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 one token of prompt and one of answer."""
 
 CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo"]
+TaskChoice = Literal["shuffled", "adaptive"]
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
 
@@ -98,8 +102,10 @@ class LightningSettings:
     token_constant: float | None = None
     group_size: int = 8
     tasks_per_step: int = 16
+    tasks: TaskChoice = "shuffled"
     minibatches: int = 1
     resample: int = 0
+    replay: Replay | None = None
     learning_rate: float | None = None
     temperature: float = 1.0
     max_tokens: int | None = None
@@ -140,7 +146,7 @@ class LightningSettings:
             validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
-        kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer}
+        kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer, "replay": Replay}
         for name, kind in kinds.items():
             validation.check_kind(name, getattr(self, name), kind)
         validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
@@ -160,22 +166,34 @@ class LightningSettings:
         validation.check_number("temperature", self.temperature, above=0)
         if self.failure_reward not in (None, "lowest"):
             validation.check_number("failure_reward", self.failure_reward)
-        if self.resample and (
+        validation.check_choice("tasks", self.tasks, get_args(TaskChoice))
+        avoids = f"resample={self.resample} replaces" if self.resample else ""
+        avoids = avoids if self.tasks == "shuffled" else f"tasks={self.tasks!r} avoids"
+        if avoids and (
             self.critic or self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
         ):
             of_group = f"estimator={self.estimator!r} with group_size={self.group_size}"
             raise ConfigError(
-                f"resample={self.resample} replaces groups whose returns are all the same, but "
-                f"{'critic=' if self.critic else of_group} learns from those too: use resample=0"
+                f"{avoids} groups whose returns are all the same, but "
+                f"{'critic=' if self.critic else of_group} learns from those too: use resample=0 "
+                'and tasks="shuffled"'
+            )
+        if self.replay and (self.critic or self.estimator not in ("grpo", "dr_grpo", "rloo")):
+            raise ConfigError(
+                f"{self.replay} trains groups with the statistics that they had, and estimator="
+                f"{self.estimator!r} or critic= uses statistics of the whole batch: use "
+                'estimator="grpo", "dr_grpo" or "rloo" without a critic, or leave replay= out'
             )
         check_lora(self.lora)
         if self.optimizer is not None and self.learning_rate is not None:
             raise ConfigError("give learning_rate or optimizer, not both")
-        if self.max_staleness is not None and self.max_staleness < self.overlap:
+        addition = "" if self.replay is None else f" with {self.replay}"
+        age = self.overlap + (0 if self.replay is None else self.replay.max_age)
+        if self.max_staleness is not None and self.max_staleness < age:
             raise ConfigError(
-                f"overlap={self.overlap} trains groups that are up to as many versions old, and "
-                f"max_staleness={self.max_staleness} rejects those: give at least "
-                f"max_staleness={self.overlap}, or leave it out"
+                f"overlap={self.overlap}{addition} trains groups that are up to {age} versions "
+                f"old, and max_staleness={self.max_staleness} rejects those: give at least "
+                f"max_staleness={age}, or leave it out"
             )
         if self.overlap and self.resample:
             raise ConfigError(
@@ -219,12 +237,19 @@ class LightningRL(LightningSettings, Algorithm):
             rollout in each step or, with `dr_grpo`, in each policy's first step.
         group_size: rollouts per task.
         tasks_per_step: tasks per iteration.
+        tasks: order of tasks. `"shuffled"`: one shuffled epoch after another. `"adaptive"`: tasks
+            are drawn whose groups are likely to change the weights, because they neither always
+            succeed nor always fail; each task is still drawn at a minimum rate. See
+            docs/guides/task-choice.md.
         minibatches: optimiser steps per iteration.
         resample: maximum rounds of further tasks, until the returns of `tasks_per_step` groups vary
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
             statistics, weights and update of the step; the metric `rollouts` still counts its
             rollouts.
+        replay: trains groups in which successes are rare again in later steps
+            (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
+            trains each group once.
         learning_rate: None chooses one from the model's size and LoRA
             (`lightspan.algorithms.learning_rate`), and prints it.
         temperature: sampling temperature of training; the app's own value is ignored.
@@ -300,6 +325,8 @@ class LightningRL(LightningSettings, Algorithm):
         self._was_computed = False
         self._unscored_tasks: set[str] = set()
         self._critic_warmup = CriticWarmup()
+        self._history = GroupHistory()
+        self._names: list[str] = []
         self.last_batch: Batch | None = None
         """Batch of the latest step; None before the first."""
 
@@ -358,7 +385,15 @@ class LightningRL(LightningSettings, Algorithm):
         return self._routing
 
     def describe_choices(self) -> list[str]:
-        return [str(self._chosen_rate)] if self._chooses_rate else []
+        lines = [str(self._chosen_rate)] if self._chooses_rate else []
+        return lines + [DESCRIPTION] * (self.tasks == "adaptive")
+
+    def task_order(self, tasks: Sequence[Json]) -> TaskOrder:
+        if self.tasks == "shuffled":
+            return Epochs(tasks, self.seed)
+        order = AdaptiveOrder(tasks, lambda: self._history, self.seed)
+        self._names = order.names
+        return order
 
     def state(self) -> dict[str, Json]:
         state: dict[str, Json] = {}
@@ -368,11 +403,14 @@ class LightningRL(LightningSettings, Algorithm):
             state["mixture"] = msgspec.to_builtins(self._batch_config.mixture)
         if self._fixes_constants:
             state["token_constants"] = dict(self._token_constants)
+        if self.tasks != "shuffled" or self.replay is not None:
+            state["history"] = msgspec.to_builtins(self._history)
         return state
 
     def load_state(self, state: dict[str, Json]) -> None:
         self._was_scored = True  # earlier steps had rewards
         self._critic_warmup = msgspec.convert(state.get("critic") or {}, CriticWarmup)
+        self._history = msgspec.convert(state.get("history") or {}, GroupHistory)
         if "mixture" in state:
             mixture = msgspec.convert(state["mixture"], Mixture)
             self._batch_config = replace(self._batch_config, mixture=mixture)
@@ -415,16 +453,30 @@ class LightningRL(LightningSettings, Algorithm):
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
         return episodes
 
-    def _flat_groups(self, episodes: Sequence[Episode]) -> tuple[int, list[str]]:
-        """Return the number of groups, and the ids of those that do not change the weights.
+    def _group_returns(
+        self, episodes: Sequence[Episode], coverages: Sequence[Coverage]
+    ) -> list[GroupReturns]:
+        """Return the groups with the returns (total rewards) of their rollouts.
 
-        The returns (total rewards) of their rollouts, automatic intermediate rewards (`air`)
-        included, are all the same, as is the credit of any failed try.
+        Automatic intermediate rewards (`air`) are included. A group has no gradient if its returns
+        are all the same, as is the credit of any failed try.
         """
-        coverages = self.coverages(episodes)
         added = bonuses(self.air, self.credit, episodes, coverages)
         rewards, failed = group_rewards(episodes, coverages, added)
-        return len(rewards), list(advantages.groups_without_variance(rewards, failed))
+        zero = advantages.groups_without_variance(rewards, failed)
+        members: dict[str, list[Episode]] = {name: [] for name in rewards}
+        for episode in episodes:
+            members[episode.group_id].append(episode)
+        scored = {name: [v for v in rewards[name] if v is not None] for name in rewards}
+        return [
+            GroupReturns(each[0].task_id, each, scored[name], name not in zero)
+            for name, each in members.items()
+        ]
+
+    def _flat_groups(self, episodes: Sequence[Episode]) -> tuple[int, list[str]]:
+        """Return the number of groups, and the ids of those that do not change the weights."""
+        groups = self._group_returns(episodes, self.coverages(episodes))
+        return len(groups), [g.episodes[0].group_id for g in groups if not g.has_gradient]
 
     def replaced(self, episodes: Sequence[Episode]) -> set[str]:
         """Return the ids of the groups that `resample` replaces; empty without `resample`.
@@ -441,6 +493,7 @@ class LightningRL(LightningSettings, Algorithm):
         episodes: Sequence[Episode],
         versions: Mapping[str, int] | None = None,
         coverages: Sequence[Coverage] | None = None,
+        replays: Sequence[Episode] = (),
     ) -> BatchBuilder:
         """Return a builder, whose `finish` returns the batch of one iteration.
 
@@ -450,9 +503,13 @@ class LightningRL(LightningSettings, Algorithm):
             coverages: for each episode, which calls are trained, frozen or rejected. None for the
                 result of the method `coverages`. Pass it if `lightspan.algorithms.grammar_check`
                 has rejected further calls.
+            replays: episodes of groups that earlier steps trained, which are trained again; their
+                coverages follow those of `episodes`.
         """
+        replaced = self.replaced(episodes)
+        episodes = [*episodes, *replays]
         coverages = self.coverages(episodes) if coverages is None else coverages
-        if replaced := self.replaced(episodes):
+        if replaced:
             episodes = [episode for episode in episodes if episode.group_id not in replaced]
             attempts = {episode.attempt_id for episode in episodes}
             coverages = [coverage for coverage in coverages if coverage.attempt_id in attempts]
@@ -492,9 +549,13 @@ class LightningRL(LightningSettings, Algorithm):
         self._was_scored = self._was_scored or check_scored(
             episodes, self._unscored_tasks, step_rewards=self.credit.step_rewards
         )
-        coverages = await reject_mismatches(trainer, self.coverages(episodes))
+        replays, extra = list[Episode](), Metrics()
+        if self.replay is not None:
+            replays, extra = await self._history.take_replays(trainer, self.replay)
+        coverages = self.coverages([*episodes, *replays])
+        coverages = await reject_mismatches(trainer, coverages)
         self._was_computed = self._was_computed or check_computed(coverages)
-        builder = self.prepare(episodes, trainer.versions, coverages)
+        builder = self.prepare(episodes, trainer.versions, coverages, replays)
         if self.critic is None:
             batch = builder.finish()
         else:
@@ -507,11 +568,17 @@ class LightningRL(LightningSettings, Algorithm):
         update = await self._update(trainer, batch)
         if update:
             await trainer.publish()
-        extra = self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
+        extra |= self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
         if (mixture := self._batch_config.mixture) is not None:
-            extra = extra | mixture.metrics()
+            extra |= mixture.metrics()
             mixture = mixture.after(batch.explanations.values())
             self._batch_config = replace(self._batch_config, mixture=mixture)
+        extra |= self._add_groups(trainer.step, episodes, coverages[: len(episodes)])
+        if self.replay is not None:
+            ids = {episode.rollout_id for episode in replays}
+            again = sum(row.rollout_id in ids for row in batch.rows)
+            extra["replay/row_share"] = again / max(1, len(batch.rows))
+            batch = replace(batch, coverages=batch.coverages[: -len(replays) or None])
         counts = metrics.rollout_metrics(episodes, self.routing())
         return counts | extra | metrics.batch_metrics(batch) | update
 
@@ -550,6 +617,31 @@ class LightningRL(LightningSettings, Algorithm):
         replaced = self.replaced(episodes)
         rollouts = sum(episode.group_id in replaced for episode in episodes)
         return {"resample/groups": len(replaced), "resample/rollouts": rollouts}
+
+    def _add_groups(
+        self, step: int, episodes: Sequence[Episode], coverages: Sequence[Coverage]
+    ) -> Metrics:
+        """Add the new groups of a step to the history, and return metrics of them.
+
+        The metrics are the share of the groups without a gradient, and with adaptive tasks what was
+        predicted for these groups, and for all tasks alike. The result is empty for estimators that
+        learn from such groups too.
+        """
+        if self.estimator in advantages.BATCH_ESTIMATORS:
+            return {}
+        groups, history = self._group_returns(episodes, coverages), self._history
+        history.returns.add(value for group in groups for value in group.returns)
+        zero = sum(not group.has_gradient for group in groups)
+        shares: Metrics = {"tasks/zero_gradient": zero / max(1, len(groups))}
+        if self.tasks == "adaptive":
+            own = [group.task_id for group in groups]
+            for name, names in {"predicted": own, "shuffled": self._names}.items():
+                share = history.chance_of_zero(names, self.group_size)
+                shares[f"tasks/zero_gradient_{name}"] = share
+            history.add(groups, history.returns)
+        if self.replay is not None:
+            history.add_replays(step, groups, self.replay)
+        return shares
 
     async def _update(self, trainer: TrainerContext, batch: Batch) -> Metrics:
         if not batch.rows:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from lightspan.algorithms.task_sampler import Epochs, TaskOrder
 from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.batch import BatchConfig
@@ -116,7 +117,7 @@ class TrainerContext(Protocol):
         """
 
     def next_tasks(self, count: int) -> list[Json]:
-        """Return the next `count` training tasks; each epoch has all tasks in a new random order.
+        """Return the next `count` training tasks, in the order of `Algorithm.task_order`.
 
         When a run is resumed, the tasks of unfinished groups, which `take` had not returned, come
         first.
@@ -196,6 +197,15 @@ class TrainerContext(Protocol):
         Raises:
             ConfigError: fewer than `count` groups are left to return, `first` names a group that is
                 not among them, or `first` has more than `count` groups.
+        """
+
+    async def stored_episodes(self, rollout_ids: Sequence[str]) -> list[Episode]:
+        """Return the episodes of earlier rollouts, in the order in which they were enqueued.
+
+        They have the app's own rewards: neither those of a judge, nor `failure_reward`.
+
+        Raises:
+            NotFoundError: a rollout is not in the store, for example because it was pruned.
         """
 
     async def learn(self, function: Callable[[], Any]) -> Any:
@@ -335,6 +345,10 @@ class Algorithm(Protocol):
     def search_rollouts(self) -> int:
         """Maximum number of rollouts in all search iterations (`searches`) together."""
         return 0
+
+    def task_order(self, tasks: Sequence[Json]) -> TaskOrder:
+        """Return the order of the training tasks: by default one shuffled epoch after another."""
+        return Epochs(tasks, self.seed)
 
     async def check_run(self, trainer: TrainerContext) -> None:
         """Check a new run's tasks and app, by rollouts if needed, before its first evaluation.

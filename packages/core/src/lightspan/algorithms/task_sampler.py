@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Protocol
 
 from lightspan.schema.records import Json
+
+
+class TaskOrder(Protocol):
+    """An endless order of tasks."""
+
+    def take(self, start: int, count: int) -> list[Json]:
+        """Return `count` tasks, beginning with number `start`, counted from 0 over the run."""
 
 
 class Epochs:

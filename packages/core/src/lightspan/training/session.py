@@ -15,7 +15,6 @@ from typing import Self, TypeVar
 import msgspec
 
 from lightspan.algorithms.protocol import Metrics
-from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
@@ -41,7 +40,7 @@ from lightspan.training import checkpoints
 from lightspan.training.backends import check_chat_templates, check_parts, make_engine, make_learner
 from lightspan.training.call_budget import CallBudget
 from lightspan.training.checkpoints import TrainerState
-from lightspan.training.collector import Collector
+from lightspan.training.collector import Collector, read_episodes
 from lightspan.training.cpu_meter import last_seconds
 from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
@@ -96,7 +95,7 @@ class Session:
         self._engine: TokenEngine | None = None
         self._learner: Learner | None = None
         self._app = app
-        self._sampler = Epochs(train, self.algorithm.seed)
+        self._sampler = self.algorithm.task_order(train)
         # raises if a key is not set, before anything is loaded
         _ = [each.endpoint.api_key for each in self.algorithm.routing().targets if each.endpoint]
         self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
@@ -496,6 +495,9 @@ class Session:
         for group in groups:
             del self.state.in_flight[group], self._submitted[group]
         return await self._process(rollouts, episodes, Mode.TRAIN)
+
+    async def stored_episodes(self, rollout_ids: Sequence[str]) -> list[Episode]:
+        return await read_episodes(self.store, await self.store.rollouts(rollout_ids))
 
     async def _process(
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
