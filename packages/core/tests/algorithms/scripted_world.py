@@ -34,6 +34,7 @@ class Scripted:
         self.notes: list[str] = []
         self.explained: dict[TransitionKey, Explanation] = {}
         self.updated: list[list[str]] = []
+        self.scored: list[int] = []
         self.step = 1
         self.versions = {"policy": 1}
         self.rng = random.Random(0)
@@ -75,6 +76,7 @@ class Scripted:
 
     def score(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return log-probabilities that grow by 0.1 with each update, also for prompt tokens."""
+        self.scored.append(len(rows))
         return [[0.1 * len(self.updated) - 1] * len(row.ids) for row in rows]
 
     def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: None) -> dict[str, float]:
