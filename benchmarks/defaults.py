@@ -7,9 +7,10 @@
     python benchmarks/defaults.py --report         write the tables, and say what has not been run
 
 What is compared, why, and how it is judged was written before any run: see
-docs/evidence/defaults.md, with the numbers in `_defaults_plan.py`. Each run is a line of benchmarks/results/defaults.jsonl,
-which is committed, so the same command continues where it stopped, also on another day. `--report`
-prints the tables and writes them to defaults.json beside that file, for benchmarks/tables.py.
+docs/evidence/defaults.md, with the numbers in `_defaults_plan.py`. Each run is a line of
+benchmarks/results/defaults.jsonl, which is committed, so the same command continues where it
+stopped, also on another day. `--report` prints the tables and writes them to defaults.json beside
+that file, for benchmarks/tables.py.
 
 Screening runs all arms on development tasks. Confirmation runs the arm that screening chose,
 today's defaults and the control on test tasks, with other seeds. Its table alone may change a
