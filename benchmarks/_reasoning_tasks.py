@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, TypedDict
 
-from lightspan import LLM, rollout
+from lightspan import LLM, agent, rollout
 
 EXACT: Final = 0.99
 """Score from which an answer counts as exactly right."""
@@ -104,7 +104,29 @@ def answer(task: Task, llm: LLM) -> dict[str, float]:
     The request is sent by the standard library, because a client of an SDK would cost more than the
     model.
     """
-    found = score(task, ask(llm, task["messages"], task["max_tokens"]))
+    return _rewards(task, ask(llm, task["messages"], task["max_tokens"]))
+
+
+@rollout
+def answer_by_sdk(task: Task) -> dict[str, float]:
+    """Do the same with the OpenAI SDK, as an app has it that knows nothing of lightspan."""
+    with agent("solver"):
+        messages: Any = task["messages"]
+        reply = _client().chat.completions.create(
+            model="any", messages=messages, max_tokens=task["max_tokens"]
+        )
+    return _rewards(task, (reply.choices[0].message.content or "").strip())
+
+
+@cache
+def _client() -> Any:
+    import openai
+
+    return openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="unused", max_retries=0)
+
+
+def _rewards(task: Task, text: str) -> dict[str, float]:
+    found = score(task, text)
     return {"reward": found, "exact": float(found >= EXACT)}
 
 
