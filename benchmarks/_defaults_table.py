@@ -22,7 +22,7 @@ def stage_report(rows: Sequence[Row], stage: str) -> str:
         return "Nothing has been run yet."
     parts = [task_table(done, constants(rows, stage)), arm_table(done), choice_text(done, stage)]
     parts += [missing_text(done, stage), *errors_text(rows, stage)]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def usable(rows: Sequence[Row], stage: str) -> dict[Key, Row]:
@@ -148,7 +148,10 @@ def sum_cpu(row: Row) -> float:
 
 # --- all tasks ------------------------------------------------------------------------------
 def arm_table(done: Mapping[Key, Row]) -> str:
-    """Return a row for each arm: its gain over today's defaults, tasks weighted equally."""
+    """Return a row for each arm: its gain over today's defaults, tasks weighted equally.
+
+    The result is empty if no task has another arm and today's defaults with the same seed.
+    """
     lines = [_cells(HEADS), _cells(["---"] * len(HEADS))]
     for arm in (name for name in ARMS if name != TODAY):
         by_task = {task: differences(done, task, arm) for task in TASKS}
@@ -164,11 +167,11 @@ def arm_table(done: Mapping[Key, Row]) -> str:
                     str(len(by_task)),
                     _interval(over_tasks(done, arm)),
                     f"{sum(mean > 0 for mean in means)} of {len(means)}",
-                    str(len(collapsed)) if collapsed else "0",
+                    str(len(collapsed)),
                 )
             )
         )
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def over_tasks(done: Mapping[Key, Row], arm: str) -> Interval:
@@ -230,12 +233,11 @@ def missing_text(done: Mapping[Key, Row], stage: str) -> str:
     for task in TASKS:
         left = [key for key in planned if key.task == task and key not in done]
         if left:
-            names = dict.fromkeys(key.arm for key in left)
-            of = sum(key.task == task for key in planned)
+            arms = list(dict.fromkeys(key.arm for key in left))
+            whole = [key for key in planned if key.task == task]
+            names = "all" if len(left) == len(whole) else ", ".join(arms)
             cost = len(left) * TASKS[task].cpu_s / 3600
-            lines.append(
-                f"- {task}: {len(left)} of {of} ({', '.join(names)}; {cost:.1f} CPU-hours)"
-            )
+            lines.append(f"- {task}: {len(left)} of {len(whole)} runs ({names}; {cost:.1f} CPU-h)")
     return "\n".join(["Missing:", "", *lines]) if lines else "Nothing is missing."
 
 

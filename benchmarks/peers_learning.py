@@ -20,12 +20,12 @@ import argparse
 import json
 import math
 import os
-import random
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -40,6 +40,7 @@ from defaults import CACHE, Subject, load_subject
 from learning import ROOT, SAY, _plain
 
 from lightspan import LightningRL, LoRA, Trainer
+from lightspan.algorithms.task_sampler import Epochs
 from lightspan.training.folder import RunFolder
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "peers_learning.jsonl"
@@ -66,25 +67,23 @@ class Key(NamedTuple):
     task: str
     side: str
     seed: int
+    steps: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Key:
+        return cls(row["task"], row["side"], row["seed"], row["steps"])
+
+
+Comparison = tuple[str, int]
+"""A task, and the number of steps."""
 
 
 # --- runs -----------------------------------------------------------------------------------
-def order(count: int, steps: int, seed: int) -> list[int]:
-    """Return the places of the tasks in the order in which lightspan trains them."""
-    places: list[int] = []
-    for epoch in range(-(-steps * TASKS_PER_STEP // count)):
-        one = list(range(count))
-        random.Random(f"{seed}/{epoch}").shuffle(one)
-        places += one
-    return places[: steps * TASKS_PER_STEP]
-
-
 def plan_of(
     key: Key, subject: Subject, options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
     """Return everything that both sides are told."""
     task, generator = TASKS[key.task], GENERATORS[key.task]
-    steps = options.steps or task.steps
     model = subject.model(key.seed)
     lora = LoRA() if task.model == "smollm2" else None
     rate = LightningRL(str(model), lora=lora).optimizer.learning_rate
@@ -97,7 +96,7 @@ def plan_of(
         "settings": dict(generator.settings),
         "max_tokens": generator.max_tokens,
         "seed": key.seed,
-        "steps": steps,
+        "steps": key.steps,
         "group_size": GROUP,
         "tasks_per_step": TASKS_PER_STEP,
         "minibatches": options.minibatches,
@@ -105,7 +104,7 @@ def plan_of(
         "lora": lora is not None,
         "learning_rate": rate,
         "train": list(subject.train),
-        "rows": [subject.train[n] for n in order(len(subject.train), steps, key.seed)],
+        "rows": Epochs(subject.train, key.seed).take(0, key.steps * TASKS_PER_STEP),
     }
 
 
@@ -134,7 +133,6 @@ def run(key: Key, subject: Subject, options: argparse.Namespace, folder: Path) -
     end = evaluate(folder / "model", tasks, SAMPLES[model])
     return {
         **key._asdict(),
-        "steps": plan["steps"],
         "rollouts": plan["steps"] * GROUP * TASKS_PER_STEP,
         "minibatches": plan["minibatches"],
         "learning_rate": plan["learning_rate"],
@@ -246,17 +244,18 @@ HEADS: Final = (
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the results as Markdown, then the differences, where CPU goes, and what is missing."""
     lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
-    for task in COMPARED:
+    for task in compared(rows):
         for side in SIDES:
             found = of(rows, task, side)
             if found:
-                lines.append(f"| {' | '.join(_cells(task, side, found))} |")
+                lines.append(f"| {' | '.join(_cells(task[0], side, found))} |")
     lines += ["", *_differences(rows), "", *_parts(rows)]
-    left = [
-        key for key in keys() if key not in {Key(r["task"], r["side"], r["seed"]) for r in rows}
+    done = {Key.of(row) for row in rows}
+    left = Counter((key.task, key.side) for key in keys() if key not in done)
+    missing = [
+        f"- `{task}`, {side}: {count} of {len(SEEDS)} seeds" for (task, side), count in left.items()
     ]
-    names = [f"`{key.task}`, {key.side}, seed {key.seed}" for key in left]
-    return "\n".join([*lines, "", *(["Missing:", "", *(f"- {n}" for n in names)] if left else [])])
+    return "\n".join([*lines, "", *(["Missing:", "", *missing] if missing else [])])
 
 
 def _cells(task: str, side: str, found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -280,7 +279,7 @@ def _cells(task: str, side: str, found: Sequence[Mapping[str, Any]]) -> list[str
 
 def _differences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield, for each task, our end less TRL's, over the seeds that both have."""
-    for task in COMPARED:
+    for task in compared(rows):
         theirs = {row["seed"]: row for row in of(rows, task, TRL)}
         for side in (OURS, HTTP):
             pairs = [(r, theirs[r["seed"]]) for r in of(rows, task, side) if r["seed"] in theirs]
@@ -290,14 +289,14 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             ratio = sum(t["cpu_s"] for _, t in pairs) / sum(o["cpu_s"] for o, _ in pairs)
             interval = "" if math.isinf(found.low) else f" ({found.low:+.3f}..{found.high:+.3f})"
             yield (
-                f"- `{task}`: {side} ends {found.mean:+.3f}{interval} from TRL, over {found.n} "
+                f"- `{task[0]}`: {side} ends {found.mean:+.3f}{interval} from TRL, over {found.n} "
                 f"seed{'s' if found.n > 1 else ''}; TRL takes {ratio:.2f} times its CPU seconds"
             )
 
 
 def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield, for each task and side of ours, how its CPU seconds divide."""
-    for task in COMPARED:
+    for task in compared(rows):
         for side in (OURS, HTTP):
             found = of(rows, task, side)
             if found:
@@ -307,32 +306,38 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 )
                 rest = process - engine - learner
                 yield (
-                    f"- `{task}`, {side}: engine {engine:.0f}, learner {learner:.0f}, the runners "
-                    f"with the app {runners:.0f}, gateway, store and start {rest:.0f} CPU-s"
+                    f"- `{task[0]}`, {side}: engine {engine:.0f}, learner {learner:.0f}, the "
+                    f"runners with the app {runners:.0f}, gateway, store and start {rest:.0f} CPU-s"
                 )
 
 
-def of(rows: Sequence[Mapping[str, Any]], task: str, side: str) -> list[Mapping[str, Any]]:
-    """Return the rows of a task and a side, by seed."""
-    found = [row for row in rows if (row["task"], row["side"]) == (task, side)]
+def compared(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
+    """Return the tasks with their numbers of steps, in the order of `COMPARED`."""
+    found = {(row["task"], row["steps"]) for row in rows}
+    return sorted(found, key=lambda each: (COMPARED.index(each[0]), each[1]))
+
+
+def of(rows: Sequence[Mapping[str, Any]], task: Comparison, side: str) -> list[Mapping[str, Any]]:
+    """Return the rows of a task with its number of steps and a side, by seed."""
+    found = [row for row in rows if (row["task"], row["steps"], row["side"]) == (*task, side)]
     return sorted(found, key=lambda row: row["seed"])
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Return the CPU seconds as figures with a target."""
     found = []
-    for task in COMPARED:
+    for task in compared(rows):
         ours, theirs = of(rows, task, OURS), of(rows, task, TRL)
         if ours and theirs:
             ends = [_mean([row["end"] for row in each]) for each in (ours, theirs)]
             found.append(
                 Figure(
-                    what=f"{task}, {ours[0]['rollouts']:,} rollouts",
+                    what=f"{task[0]}, {ours[0]['rollouts']:,} rollouts",
                     unit="CPU-s",
                     ours=_mean([row["cpu_s"] for row in ours]),
                     peer=TRL,
                     theirs=_mean([row["cpu_s"] for row in theirs]),
-                    at_least=CHEAPER[TASKS[task].model],
+                    at_least=CHEAPER[TASKS[task[0]].model],
                     note=f"held-out reward {ends[0]:.3f}, TRL {ends[1]:.3f}",
                 )
             )
@@ -344,9 +349,18 @@ def _mean(values: Sequence[float]) -> float:
 
 
 # --- the command ----------------------------------------------------------------------------
-def keys() -> list[Key]:
-    """Return all runs, a seed of all sides after the other."""
-    return [Key(task, side, seed) for task in COMPARED for seed in SEEDS for side in SIDES]
+def keys(steps: int | None = None) -> list[Key]:
+    """Return all runs, a seed of all sides after the other.
+
+    Args:
+        steps: number of steps; None for that of the task.
+    """
+    return [
+        Key(task, side, seed, steps or TASKS[task].steps)
+        for task in COMPARED
+        for seed in SEEDS
+        for side in SIDES
+    ]
 
 
 def main() -> int:
@@ -363,9 +377,9 @@ def main() -> int:
         print(whole["table"])
         return 0
     torch.set_num_threads(1)
-    done = {Key(row["task"], row["side"], row["seed"]) for row in rows}
+    done = {Key.of(row) for row in rows}
     subjects: dict[str, Subject] = {}
-    for key in keys():
+    for key in keys(options.steps):
         wanted = key.task in options.tasks and key.side in options.sides
         if key in done or not wanted or key.seed not in options.seeds:
             continue

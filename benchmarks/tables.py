@@ -54,6 +54,7 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "environments": environments_table(results["environments"])
         },
         ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
+        ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
         ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
         ROOT / "docs/reference/families.md": {
             "families": families_table(results["families"]),
