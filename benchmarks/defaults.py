@@ -57,6 +57,7 @@ from _defaults_plan import (
 )
 from _defaults_table import stage_report
 from _report import commit
+from credit import evenly
 from learning import ROOT, SAY, subject_of
 
 from lightspan import LightningRL, LoRA, PolicyLoss, Trainer
@@ -158,7 +159,7 @@ def _example(task: str, split: str, cache: Path, plan: TaskPlan) -> Subject:
     folder = ROOT / "examples" / (subject.folder or task) / ".cache"
     recipe = replace(code.RECIPE, steps=plan.steps)
     train = code.load_tasks(folder, "train", recipe)
-    held_out = code.load_tasks(folder, split, recipe)[:HELD_OUT]
+    held_out = evenly(code.load_tasks(folder, split, recipe), HELD_OUT, subject.cluster)
     kept = ("optimize", "frozen", "temperature", "failure_reward")
     options = {k: v for k, v in code.rl_options(0, recipe).items() if k in kept}
 
