@@ -148,6 +148,9 @@ def test_the_tables_are_those_of_the_rows() -> None:
     rows = [json.loads(line) for line in defaults.RESULTS.read_text().splitlines()]
     written = json.loads(defaults.RESULTS.with_suffix(".json").read_text())["stages"]
     assert written == {stage: table.stage_report(rows, stage) for stage in plan.STAGES}
+    rows = [json.loads(line) for line in peers_learning.RESULTS.read_text().splitlines()]
+    written = json.loads(peers_learning.RESULTS.with_suffix(".json").read_text())["table"]
+    assert written == peers_learning.table(rows)
 
 
 # --- tasks and the app --------------------------------------------------------------------------
