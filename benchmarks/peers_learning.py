@@ -67,15 +67,15 @@ class Key(NamedTuple):
     task: str
     side: str
     seed: int
-    steps: int
+    rollouts: int
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Key:
-        return cls(row["task"], row["side"], row["seed"], row["steps"])
+        return cls(row["task"], row["side"], row["seed"], row["rollouts"])
 
 
 Comparison = tuple[str, int]
-"""A task, and the number of steps."""
+"""A task, and the number of rollouts."""
 
 
 # --- runs -----------------------------------------------------------------------------------
@@ -87,6 +87,8 @@ def plan_of(
     model = subject.model(key.seed)
     lora = LoRA() if task.model == "smollm2" else None
     rate = LightningRL(str(model), lora=lora).optimizer.learning_rate
+    tasks = options.tasks_per_step
+    steps = key.rollouts // (GROUP * tasks)
     return {
         "task": key.task,
         "side": key.side,
@@ -96,15 +98,15 @@ def plan_of(
         "settings": dict(generator.settings),
         "max_tokens": generator.max_tokens,
         "seed": key.seed,
-        "steps": key.steps,
+        "steps": steps,
         "group_size": GROUP,
-        "tasks_per_step": TASKS_PER_STEP,
+        "tasks_per_step": tasks,
         "minibatches": options.minibatches,
         "part": PART[task.model],
         "lora": lora is not None,
         "learning_rate": rate,
         "train": list(subject.train),
-        "rows": Epochs(subject.train, key.seed).take(0, key.steps * TASKS_PER_STEP),
+        "rows": Epochs(subject.train, key.seed).take(0, steps * tasks),
     }
 
 
@@ -133,7 +135,7 @@ def run(key: Key, subject: Subject, options: argparse.Namespace, folder: Path) -
     end = evaluate(folder / "model", tasks, SAMPLES[model])
     return {
         **key._asdict(),
-        "rollouts": plan["steps"] * GROUP * TASKS_PER_STEP,
+        "steps": plan["steps"],
         "minibatches": plan["minibatches"],
         "learning_rate": plan["learning_rate"],
         "rewards": [round(reward, 4) for reward in found["rewards"]],
@@ -312,14 +314,14 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def compared(rows: Sequence[Mapping[str, Any]]) -> list[Comparison]:
-    """Return the tasks with their numbers of steps, in the order of `COMPARED`."""
-    found = {(row["task"], row["steps"]) for row in rows}
+    """Return the tasks with their numbers of rollouts, in the order of `COMPARED`."""
+    found = {(row["task"], row["rollouts"]) for row in rows}
     return sorted(found, key=lambda each: (COMPARED.index(each[0]), each[1]))
 
 
 def of(rows: Sequence[Mapping[str, Any]], task: Comparison, side: str) -> list[Mapping[str, Any]]:
-    """Return the rows of a task with its number of steps and a side, by seed."""
-    found = [row for row in rows if (row["task"], row["steps"], row["side"]) == (*task, side)]
+    """Return the rows of a task with its number of rollouts and a side, by seed."""
+    found = [row for row in rows if (row["task"], row["rollouts"], row["side"]) == (*task, side)]
     return sorted(found, key=lambda row: row["seed"])
 
 
@@ -349,14 +351,15 @@ def _mean(values: Sequence[float]) -> float:
 
 
 # --- the command ----------------------------------------------------------------------------
-def keys(steps: int | None = None) -> list[Key]:
+def keys(steps: int | None = None, tasks: int = TASKS_PER_STEP) -> list[Key]:
     """Return all runs, a seed of all sides after the other.
 
     Args:
         steps: number of steps; None for that of the task.
+        tasks: tasks of a step.
     """
     return [
-        Key(task, side, seed, steps or TASKS[task].steps)
+        Key(task, side, seed, (steps or TASKS[task].steps) * GROUP * tasks)
         for task in COMPARED
         for seed in SEEDS
         for side in SIDES
@@ -379,7 +382,7 @@ def main() -> int:
     torch.set_num_threads(1)
     done = {Key.of(row) for row in rows}
     subjects: dict[str, Subject] = {}
-    for key in keys(options.steps):
+    for key in keys(options.steps, options.tasks_per_step):
         wanted = key.task in options.tasks and key.side in options.sides
         if key in done or not wanted or key.seed not in options.seeds:
             continue
@@ -402,6 +405,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES, help="(all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="(0 1 2)")
     parser.add_argument("--steps", type=int, help="(12 with the tiny model, 8 with SmolLM2)")
+    parser.add_argument("--tasks-per-step", type=int, default=TASKS_PER_STEP, help="(16)")
     parser.add_argument("--minibatches", type=int, default=1, help="updates of a step (1)")
     parser.add_argument("--held-out", type=int, help="evaluate on so many tasks (320)")
     parser.add_argument("--report", action="store_true", help="write the table")
