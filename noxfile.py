@@ -363,6 +363,18 @@ def credit(session: nox.Session, adapter: str) -> None:
     run_benchmark(session, "python", "benchmarks/credit.py", *session.posargs)
 
 
+@nox.session(default=False)
+def outside(session: nox.Session) -> None:
+    """Run a benchmark on tasks of others: `nox -s outside -- benchmarks/defaults.py`, with its
+    options, or benchmarks/peers_learning.py. Hours; goes on where it stopped (docs/evidence)."""
+    if not session.posargs:
+        session.error("name a script: nox -s outside -- benchmarks/defaults.py")
+    for example in ("sql", "math", "rag", "quest", "router"):
+        envs.install_example(session, example)
+    envs.install(session, *envs.PINS, *envs.GROUPS["outside"])
+    run_benchmark(session, "python", *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def tests_quickstart(session: nox.Session) -> None:
     """Check what a finished quickstart left: LIGHTSPAN_RUN names its folder."""

@@ -61,7 +61,7 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.results import Evaluation, FitResult
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "credit.jsonl"
-LATER: Final = {"overlap": 0}
+LATER: Final = {"overlap": 0, "target_kl": None}
 """Options of LightningRL that were added after the first results, with the value that corresponds
 to the behaviour before. With this value they are left out of an arm's description."""
 LATER_OF_LOSS: Final = {"form": "clip", "importance_level": "token"}

@@ -57,6 +57,8 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         ROOT / "docs/evidence/credit-comparison.md": {
             "baselines": baselines_table(results["baselines"])
         },
+        ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
+        ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
         ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
         ROOT / "docs/guides/task-choice.md": {
             name: task_choice.table(task_choice.rows_of(HERE / f"results/{name}.jsonl"))

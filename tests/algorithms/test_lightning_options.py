@@ -71,6 +71,7 @@ def test_mapping_names_and_describes_policies() -> None:
         ({"group_size": 0}, "group_size=0 must be at least 1"),
         ({"tasks_per_step": 0}, "tasks_per_step=0 must be at least 1"),
         ({"minibatches": 0}, "minibatches=0 must be at least 1"),
+        ({"target_kl": 0}, "target_kl=0 must be .*above 0"),
         ({"group_size": 1}, "group_size=1 teaches nothing; use 2 or more"),
         ({"resample": -1}, "resample=-1 must be at least 0"),
         (

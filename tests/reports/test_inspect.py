@@ -117,6 +117,22 @@ def test_printed_advantages_and_weights_are_those_the_learner_used(
         assert list(dict.fromkeys(used)) == list(dict.fromkeys(expected))
 
 
+def test_calls_of_skipped_minibatches_are_told(
+    apps: Any, rl: Any, ask: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check that `target_kl` below what any update moves skips the second of two updates."""
+    folder = tmp_path / "run"
+    algorithm = rl(minibatches=2, target_kl=1e-12)
+    Trainer(algorithm, steps=1, folder=folder).fit(apps.spell, ask(2))
+    [line] = RunFolder(folder).metrics()
+    assert line["learner/kl_skipped"] == 1
+    assert line["learner/rows"] < line["batch/rows"]
+    assert "so 1 of 2 updates were skipped" in capsys.readouterr().out
+    shown = [inspect_run(folder, name) for name in _rollouts(folder)]
+    skipped = ["target_kl skipped its minibatch" in text for text in shown]
+    assert sum(skipped) == line["batch/rows"] - line["learner/rows"]
+
+
 def test_run_shows_agents_coverage_and_evaluations(one_step: tuple[Path, list[Row]]) -> None:
     text = inspect_run(one_step[0])
     assert "calls by agent: writer 28, checker 14" in text

@@ -42,6 +42,7 @@ class Scripted:
         """The loss and the log-probabilities before it of each update."""
         capabilities = EngineCapabilities(exact_tokens=True, numerics="the script")
         self.engine = SimpleNamespace(capabilities=capabilities)
+        self.scored: list[int] = []
         self.step = 1
         self.versions = {"policy": 1}
         self.rng = random.Random(0)
@@ -98,6 +99,7 @@ class Scripted:
 
     def score(self, rows: Sequence[Row]) -> list[list[float]]:
         """Return log-probabilities that grow by 0.1 with each update, also for prompt tokens."""
+        self.scored.append(len(rows))
         return [[0.1 * len(self.updated) - 1] * len(row.ids) for row in rows]
 
     def update(self, rows: Sequence[Row], loss: Loss, *, old_logprobs: Any) -> dict[str, float]:

@@ -157,6 +157,35 @@ async def test_how_far_a_step_moved_the_policy() -> None:
     assert "learner/approx_kl" not in await algorithm.run_step(idle)
 
 
+@pytest.mark.parametrize(
+    ("target", "updates", "skipped"),
+    [(None, 4, None), (1.0, 4, 0), (0.05, 4, 0), (0.03, 3, 1), (1e-9, 1, 3)],
+)
+async def test_a_step_stops_where_the_policy_has_moved_far_enough(
+    target: float | None, updates: int, skipped: int | None
+) -> None:
+    """Check that minibatches are skipped once the divergence is above `target_kl`.
+
+    After update j of four, each of which adds 0.1 to all log-probabilities, it is
+    exp(0.1 j) - 1 - 0.1 j: .0052, .0214, .0499, .0918. So 0.05 is passed by the last update only,
+    and 0.03 by the third. Calls of skipped minibatches are explained with weight 0.
+    """
+    world: Any = Scripted([VARIES, VARIES])
+    options = {"group_size": 2, "tasks_per_step": 2, "minibatches": 4, "target_kl": target}
+    metrics = await LightningRL(MODEL, **options).run_step(world)
+    assert len(world.updated) == updates
+    moved = math.expm1(0.1 * updates) - 0.1 * updates
+    assert metrics["learner/approx_kl"] == pytest.approx(moved)
+    assert metrics.get("learner/kl_skipped") == skipped
+    trained = {f"at-{rollout[3:]}" for (rollout,) in world.updated}
+    weights = {key[0]: why.token_weight for key, why in world.explained.items()}
+    assert len(weights) == 4
+    assert {attempt for attempt, weight in weights.items() if weight > 0} == trained
+    assert [note.count("of 4 updates were skipped") for note in world.notes] == [1] * bool(skipped)
+    # the update of all minibatches, and with `target_kl` each update, costs one score of the sample
+    assert world.scored == [4] * (2 if target is None else updates + 1)
+
+
 def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
     row, _ = LightningRL(MODEL).prepare([episode("g", n, float(n)) for n in range(2)]).finish().rows
     assert row.mask == [False, False, True, True]

@@ -55,6 +55,9 @@ class RolloutView:
         return [self.mismatches[key]] if key in self.mismatches else []
 
 
+SKIPPED: Final = ": not trained, because target_kl skipped its minibatch"
+
+
 def explanation_text(why: Explanation) -> str:
     """Describe in one line how the advantage and the weight of a call were computed."""
     compared = why.credit if why.compared is None else why.compared
@@ -78,7 +81,7 @@ def explanation_text(why: Explanation) -> str:
         f"{why.unit}s (group {why.group_id}, this one {why.value:g}); credit "
         f"{why.credit:g} ({why.credit_rule}{shaping}){comparison}; share {why.share:.1%} of "
         f"the rollout: {why.tokens} tokens of weight {why.token_weight:.6g} "
-        f"({why.weighting})"
+        f"({why.weighting}){'' if why.token_weight else SKIPPED}"
     )
 
 

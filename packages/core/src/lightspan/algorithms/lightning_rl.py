@@ -54,6 +54,7 @@ from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
 from lightspan.lightning.rows import Row
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
+from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import (
     Critic,
@@ -104,6 +105,7 @@ class LightningSettings:
     tasks_per_step: int = 16
     tasks: TaskChoice = "shuffled"
     minibatches: int = 1
+    target_kl: float | None = None
     resample: int = 0
     replay: Replay | None = None
     learning_rate: float | None = None
@@ -144,7 +146,7 @@ class LightningSettings:
             validation.check_whole(name, getattr(self, name), low)
         for name, low in _LOWEST_IF_SET.items():
             validation.check_whole(name, getattr(self, name), low, optional=True)
-        for name in ("learning_rate", "timeout_s", "token_constant"):
+        for name in ("learning_rate", "target_kl", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
         kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer, "replay": Replay}
         for name, kind in kinds.items():
@@ -242,6 +244,12 @@ class LightningRL(LightningSettings, Algorithm):
             succeed nor always fail; each task is still drawn at a minimum rate. See
             docs/guides/task-choice.md.
         minibatches: optimiser steps per iteration.
+        target_kl: KL divergence per trained token, in nats, from the weights that an iteration
+            begins with (`learner/approx_kl`). Above it the remaining minibatches of the iteration
+            are skipped, and their rollouts are not trained. It is measured after each minibatch on
+            a sample of the iteration's rows, by the estimator k3, and compared without a factor
+            (Stable-Baselines3 and Spinning Up allow 1.5 times the setting of this name). None skips
+            none.
         resample: maximum rounds of further tasks, until the returns of `tasks_per_step` groups vary
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
@@ -648,9 +656,9 @@ class LightningRL(LightningSettings, Algorithm):
             trainer.explain(batch.explanations)
             return {}
         seed = random.Random(f"{self.seed}/{trainer.step}").randrange(2**31)
-        parts = split_minibatches(batch, self.minibatches, seed)
-        trainer.explain({key: why for part in parts for key, why in part.explanations.items()})
-        parts = [part for part in parts if part.rows]
+        minibatches = split_minibatches(batch, self.minibatches, seed)
+        explanations = {key: why for part in minibatches for key, why in part.explanations.items()}
+        parts = [part for part in minibatches if part.rows]
         # before the first update, while the learner still has the weights of the rollouts
         old: list[Any] = [None] * len(parts)
         loss = self.loss.corrected(trainer.engine.capabilities, trainer.learner.capabilities)
@@ -658,14 +666,28 @@ class LightningRL(LightningSettings, Algorithm):
             old = [await trainer.learn(partial(trainer.learner.score, p.rows)) for p in parts]
         probe = _probe([row for part in parts for row in part.rows], seed)
         before = await trainer.learn(partial(trainer.learner.score, probe))
-        results = []
-        for part, logprobs in zip(parts, old, strict=True):
+        limit = math.inf if self.target_kl is None else self.target_kl
+        results: list[Metrics] = []
+        moved = 0.0
+        while len(results) < len(parts) and moved <= limit:
+            part, logprobs = parts[len(results)], old[len(results)]
             trainer.learner.capabilities.check_temperatures(part.rows)
             update = partial(trainer.learner.update, part.rows, loss, old_logprobs=logprobs)
             results.append(await trainer.learn(update))
+            if len(results) == len(parts) or self.target_kl is not None:
+                after = await trainer.learn(partial(trainer.learner.score, probe))
+                moved = metrics.approximate_kl(probe, before, after)
+        if skipped := parts[len(results) :]:
+            trainer.note(
+                f"target_kl={self.target_kl:g}: the policy moved by {moved:.3g} nats per token, so "
+                f"{len(skipped)} of {len(parts)} updates were skipped"
+            )
+            explanations |= _untrained(skipped)
+        trainer.explain(explanations)
         merged = metrics.merge_updates(results)
-        after = await trainer.learn(partial(trainer.learner.score, probe))
-        merged["approx_kl"] = metrics.approximate_kl(probe, before, after)
+        merged["approx_kl"] = moved
+        if self.target_kl is not None:
+            merged["kl_skipped"] = len(skipped)
         if loss.needs_old_logprobs:
             probe, before = [row for part in parts for row in part.rows], [*chain(*old)]
         merged |= metrics.engine_ratio(probe, before, trainer.versions, loss)
@@ -721,6 +743,15 @@ def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
     """
     count = max(PROBE_ROWS, len(rows) // PROBE_SHARE)
     return random.Random(seed).sample(list(rows), min(count, len(rows)))
+
+
+def _untrained(minibatches: Sequence[Batch]) -> dict[TransitionKey, advantages.Explanation]:
+    """Return the explanations of the calls of minibatches that are skipped: with weight 0."""
+    return {
+        key: msgspec.structs.replace(why, token_weight=0.0)
+        for part in minibatches
+        for key, why in part.explanations.items()
+    }
 
 
 def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
