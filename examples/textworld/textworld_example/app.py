@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, Literal, Required, TypedDict
 
@@ -109,7 +110,8 @@ def build_graph(model: BaseChatModel | None = None, *, limit: int = LIMIT) -> Gr
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}; a game takes at least one command")
-    get_model = (lambda: model) if model is not None else cache(chat_model)
+    make: Callable[[], BaseChatModel] = chat_model if model is None else lambda: model
+    get_model = cache(make)
 
     def open_game(state: State) -> dict[str, Any]:
         env = start(state["game"])

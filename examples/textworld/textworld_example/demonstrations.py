@@ -18,7 +18,7 @@ from textworld_example.app import INFOS, LIMIT, RULES, commands, describe, start
 
 Chat: TypeAlias = dict[str, Any]
 
-COUNT: Final = 3_200
+COUNT: Final = 6_400
 """Number of demonstrated commands of a warm start."""
 MISTAKE_RATE: Final = 0.35
 """Probability of another command, where more than one is offered."""

@@ -30,8 +30,9 @@ TRAINED = ["play"]
 """The agents that are trained."""
 AGENTS = lightspan_langgraph.agents(build_graph()).paths
 """All agents of the app, so that a misspelt name raises an error before training."""
-ATTEMPTS: Final = 4
-"""How often each game of dev and test is played in an evaluation: games take long to make."""
+ATTEMPTS: Final = {"train": 1, "dev": 2, "test": 4}
+"""How often a game of a split is played in an evaluation: games take longer to make than to play.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +44,17 @@ class Recipe(common.Recipe):
 
 RECIPE = Recipe(
     imitation=Imitation(demonstrations=COUNT),
-    steps=10,
+    steps=8,
     group_size=8,
     tasks_per_step=16,
-    minibatches=2,
+    minibatches=4,
+    learning_rate=4e-4,
+    warmup=8,  # updates; without, the first four of a step ended the learning of another game
+    decay=1.0,
     temperature=0.7,
     max_tokens=16,
 )
-REAL_MODEL = replace(RECIPE, steps=400)
+REAL_MODEL = replace(RECIPE, steps=400, learning_rate=None, warmup=0, decay=None)
 """Recipe for a model of `--model`; it has not been run on a GPU yet."""
 
 
@@ -89,18 +93,18 @@ def load_tasks(
 ) -> list[TrainingTask]:
     """Return the games of a split for `answer`; the first call generates them, in minutes.
 
-    Each game of dev and test is there `ATTEMPTS` times, one after all others.
+    Each game is there `ATTEMPTS` times, once after all others.
     """
     data = _data(cache_dir, reporter)
     return [
         TrainingTask(
-            id=task["id"] if split == "train" else f"{task['id']}/{attempt}",
+            id=f"{task['id']}/{attempt}",
             game=str(data / task["game"]),
             route=task["route"],
             max_tokens=recipe.max_tokens,
             limit=recipe.limit,
         )
-        for attempt in range(1 if split == "train" else ATTEMPTS)
+        for attempt in range(ATTEMPTS[split])
         for task in games.load(data, split)
     ]
 
