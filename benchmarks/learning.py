@@ -3,7 +3,7 @@
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
     python benchmarks/learning.py --example rag          the same of RAG; or rag-crewai, math,
                                                          router, router-pydantic-ai,
-                                                         quest
+                                                         quest, textworld
     python benchmarks/learning.py --seeds 0              one seed
     python benchmarks/learning.py --parts rl             without the controls
     python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
@@ -121,6 +121,14 @@ def fixed_plan(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mappin
     plans = plans_of([*train[:FIXED_PLANS], *test[:FIXED_PLANS]])
     chance = {"any action that does something": random_score(worlds, RECIPE.max_calls)}
     return {**plan_scores(plans, worlds, RECIPE.max_calls), **chance}
+
+
+def textworld_player(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """Return the share of test games that each player without a model wins, chance included."""
+    from textworld_example.reward import constant_scores
+
+    games = dict.fromkeys(Path(task["game"]) for task in test)
+    return constant_scores(list(games), [task["route"] for task in test])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +265,15 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         metric="quests solved",
         constant=fixed_plan,
         constant_ceiling=0.05,
+        start=0.2,
+        end=0.6,
+    ),
+    "textworld": lambda: Subject(
+        training="textworld_example.training",
+        metric="games won",
+        constant=textworld_player,
+        constant_ceiling=0.25,
+        cluster="route",
         start=0.2,
         end=0.6,
     ),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lightspan.errors import StoreError
 from lightspan.schema import semconv as c
+from lightspan.schema.resources import NamedResources
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
@@ -101,3 +103,39 @@ async def test_an_sdk_retry_without_the_shim(store: Store, restarted: bool) -> N
         assert another["choices"][0]["message"]["content"] == "three"
         outcomes = [span.attributes[c.CALL_OUTCOME] for span in await rig.spans()]
         assert outcomes == [CallOutcome.OK] * 3
+
+
+async def test_attempts_with_the_same_resources_read_them_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    original = store.get_resources
+
+    async def get_resources(resources_id: str) -> NamedResources:
+        asked.append(resources_id)
+        return await original(resources_id)
+
+    monkeypatch.setattr(store, "get_resources", get_resources)
+    routings = [Routing(rules=[Rule(name, POLICY)]) for name in ("writer", "writer", "editor")]
+    async with make_rig(store, "ok") as rig:
+        for routing in routings:
+            rig.attempt = await rig.claim(routing)
+            agents = [rule.pattern for rule in routing.rules]
+            assert [(await post(rig, ask(model=agent)))[0] for agent in agents] == [200]
+            assert (await post(rig, ask(model="other")))[0] == 404
+    assert len(asked) == len(set(asked)) == 2
+
+
+async def test_resources_that_cannot_be_read_are_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, failures = store.get_resources, [StoreError("the disk is full")]
+
+    async def get_resources(resources_id: str) -> NamedResources:
+        if failures:
+            raise failures.pop()
+        return await original(resources_id)
+
+    monkeypatch.setattr(store, "get_resources", get_resources)
+    async with make_rig(store, "ok", routing=Routing(rules=[Rule("writer", POLICY)])) as rig:
+        assert [(await post(rig, ask(model="writer")))[0] for _ in range(2)] == [503, 200]

@@ -58,6 +58,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     for path in sorted(ROOT.glob("examples/*/pyproject.toml"))
     for name, each in settings(path.parent).get("examples", {}).items()
 }
+"""Examples; one that is `apart` needs much that no other does, and is in no shared environment."""
 COMMON, DESK, SUITES = "examples/common", "examples/desk", "packages/testing"
 HARNESS = [SUITES, "packages/gateway", "packages/otel", "packages/prompts"]
 """What `lightspan_testing.AdapterSuite`, and tests of nested frameworks, need."""
@@ -169,7 +170,8 @@ def project_of(example: dict[str, Any]) -> str:
 def install_learning(session: nox.Session) -> None:
     """Install torch, all packages that can be in one environment, and the tools of the tests."""
     install_torch(session)
-    examples = [each["folder"] for each in EXAMPLES.values() if each["adapter"] in SHARED]
+    shared = [each for each in EXAMPLES.values() if each["adapter"] in SHARED]
+    examples = [each["folder"] for each in shared if not each.get("apart")]
     ours = [f"packages/{name}" for name in (*PLAIN, *SHARED)]
     ours += ["packages/cluster[hosts,postgres]", "packages/tools[parquet]", COMMON, DESK, *examples]
     pins = [*PINS, "-cconstraints/examples.txt", "-cconstraints/pydantic_ai-latest.txt"]

@@ -36,6 +36,8 @@ RECHECK_S: Final = 1.0
 """Seconds after which a call token is looked up again, because its attempt may have ended."""
 PARENTS_KEPT: Final = 32
 """Maximum number of attempts whose calls are kept in memory because others repeat them."""
+ROUTINGS: Final = 64
+"""Number of routings that are kept; a training has one for each version of its prompts."""
 EVICT_AFTER_S: Final = 60.0
 """Seconds without a call after which a session is evicted; a later call restores it."""
 
@@ -61,6 +63,9 @@ class TrainingAccess(AccessPolicy):
         self._parents: OrderedDict[str, dict[str, RecordedCall]] = OrderedDict()
         """Id of an attempt that others repeat → its calls, the latest read last."""
         self._reading = asyncio.Lock()
+        self._routings: OrderedDict[str, Routing] = OrderedDict()
+        """Id of resources → their routing, in the order of the last use; an id is a hash of the
+        content, so it never changes."""
 
     # --- authentication ---------------------------------------------------------------------
     async def authenticate(self, request: web.Request) -> CallerSession:
@@ -143,8 +148,7 @@ class TrainingAccess(AccessPolicy):
                 del self._open[token]
 
     async def _read(self, claim: Claim) -> CallerSession:
-        resources_id = claim.rollout.resources_id
-        routing = routing_of(await self._store.get_resources(resources_id) if resources_id else {})
+        routing = await self._routing(claim.rollout.resources_id)
         attempt_id = claim.attempt.attempt_id
         spans = (await self._store.spans([attempt_id])).get(attempt_id, [])
         sequence = max((span.sequence_end or 0 for span in spans), default=0)
@@ -188,6 +192,19 @@ class TrainingAccess(AccessPolicy):
         return self._parents[attempt_id]
 
     # --- routing ----------------------------------------------------------------
+    async def _routing(self, resources_id: str) -> Routing:
+        """Return the routing of resources; the default routing if the id is empty.
+
+        A rollout's first call would otherwise wait for two more changes of threads.
+        """
+        if resources_id not in self._routings:
+            resources = await self._store.get_resources(resources_id) if resources_id else {}
+            self._routings[resources_id] = routing_of(resources)
+        self._routings.move_to_end(resources_id)
+        while len(self._routings) > ROUTINGS:
+            self._routings.popitem(last=False)
+        return self._routings[resources_id]
+
     def target_of_model(
         self, session: CallerSession, model: str, policies: Collection[str]
     ) -> tuple[str, Target]:
