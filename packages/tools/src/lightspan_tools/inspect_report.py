@@ -295,7 +295,7 @@ def _call_report(view: RolloutView, entry: CallCoverage, with_tokens: bool) -> C
         explanation=explanation,
         advantage=None if explanation is None else explanation.advantage,
         notes=[] if explanation is not None else view.explanation_lines(call),
-        repeats=int(attributes.get(c.CALL_REPEATS, 0)),
+        repeats=int(str(attributes.get(c.CALL_REPEATS, 0))),
         replayed_from=str(attributes.get(c.REPLAYED_ROLLOUT, "")),
         overridden=overrides_of(attributes),
         **fields,
