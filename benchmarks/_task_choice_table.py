@@ -18,6 +18,7 @@ QUANTILES: Final = (math.inf, 12.706, 4.303, 3.182, 2.776)
 """97.5 % quantiles of Student's t, by the degrees of freedom from 0 to 4."""
 HEADS: Final = (
     *("tasks", "setting", "seeds", "constant answer", "before", "after", "against shuffled"),
+    "easy tasks, before and after",
     *("steps", "no gradient", "predicted", "predicted for shuffled", "CPU-s"),
 )
 
@@ -35,7 +36,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
     for name in SETS:
         of_set = [row for row in rows if row["task"] == name]
-        starts = [_right(row) for row in of_set if row["rule"] == "start"]
+        starts = [row for row in of_set if row["rule"] == "start"]
         runs = {arm: {r["seed"]: r for r in of_set if r["rule"] == arm} for arm in ARMS}
         for arm, by_seed in runs.items():
             if by_seed:
@@ -48,19 +49,24 @@ def _right(row: Row) -> float:
     return float(row["held_out"]["right"])
 
 
-def _cells(runs: Mapping[int, Row], plain: Mapping[int, Row], starts: Sequence[float]) -> list[str]:
+def _cells(runs: Mapping[int, Row], plain: Mapping[int, Row], starts: Sequence[Row]) -> list[str]:
     parts = [row["training"] for row in runs.values()]
     keys = [f"tasks/zero_gradient{share}" for share in SHARES]
     shares = [[fmean(part[key]) for part in parts if key in part] for key in keys]
     gains = [
         _right(runs[seed]) - _right(plain[seed]) for seed in sorted(runs.keys() & plain.keys())
     ]
+    easy = [
+        [row["held_out"]["easy"] for row in rows if "easy" in row["held_out"]]
+        for rows in (starts, runs.values())
+    ]
     return [
         str(len(runs)),
         f"{fmean(row['constant'] for row in runs.values()):.2f}",
-        f"{starts[0]:.3f}" if starts else "",
+        *(f"{_right(row):.3f}" for row in starts[:1]),
         f"{fmean(map(_right, runs.values())):.3f}",
         _gain(gains),
+        " to ".join(f"{fmean(values):.2f}" for values in easy if values),
         f"{fmean(part['steps'] for part in parts):.0f}",
         *(f"{fmean(values):.2f}" if values else "" for values in shares),
         f"{fmean(row['cpu_s'] for row in runs.values()):.0f}",
