@@ -21,7 +21,7 @@ TOKENS: Final = 8
 QUESTION: Final = " ".join(f"w{n}{n}" for n in range(13))
 RULES: Final = {
     "LangChain": ("/langchain_core/", "/langchain_openai/", "/langsmith/", "/tenacity/"),
-    "HTTP client (httpx, httpcore)": ("/httpx/", "/httpcore/", "/h11/", "/anyio/"),
+    "HTTP client (httpx, httpcore)": ("/httpx", "/httpcore", "/h11/", "/anyio/"),
     "OpenAI's SDK (pydantic)": ("/openai/", "/pydantic/"),
     "capture": ("lightspan/capture", "lightspan/instrumentation"),
     "store": ("lightspan/stores", "/msgspec/"),
