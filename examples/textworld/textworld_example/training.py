@@ -44,7 +44,7 @@ class Recipe(common.Recipe):
 
 RECIPE = Recipe(
     imitation=Imitation(demonstrations=COUNT),
-    steps=8,
+    steps=12,
     group_size=8,
     tasks_per_step=16,
     minibatches=4,
