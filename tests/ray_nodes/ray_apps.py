@@ -11,7 +11,7 @@ from typing import Any
 import openai
 
 import lightspan
-from lightspan.runners.command.environment import TOKEN_VARIABLE
+from lightspan.runners.protocol import TOKEN_VARIABLE
 
 
 @lightspan.rollout

@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
-from lightspan.runners.command.command import PREFIX
+from lightspan.runners.program import is_program
 
 MAX_MODULES: Final = 200
 """Maximum number of modules whose hashes are announced one by one."""
@@ -35,7 +35,7 @@ def source_hashes(app: str, folders: Sequence[str]) -> dict[str, str]:
     """
     module = app.partition(":")[0]
     top = module.partition(".")[0]
-    if app.startswith(PREFIX) or top in ("__main__", "__mp_main__"):
+    if is_program(app) or top in ("__main__", "__mp_main__"):
         return {}
     root = _root(top, folders)
     hashes: dict[str, str] = {}

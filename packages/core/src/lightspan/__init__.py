@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         PolicyLoss as PolicyLoss,
     )
     from lightspan.runners.app import rollout as rollout
-    from lightspan.runners.command.command import Command as Command
     from lightspan.runners.local import LocalRunners as LocalRunners
     from lightspan.schema.llm import LLM as LLM
     from lightspan.schema.prompts import PromptTemplate as PromptTemplate
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from lightspan.training.data import tasks_from_store as tasks_from_store
     from lightspan_cluster import ExternalRunners as ExternalRunners, Hosts as Hosts
     from lightspan_cluster.ray_runners import RayRunners as RayRunners
+    from lightspan_programs import Command as Command
     from lightspan_prompts import APO as APO, GEPA as GEPA, Alternate as Alternate, Judge as Judge
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
@@ -59,7 +59,6 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "lightspan.lightning.air": ("AIR",),
-    "lightspan.runners.command.command": ("Command",),
     "lightspan.protocols.learner": ("Critic", "LoRA", "Optimizer", "PolicyLoss"),
     "lightspan.trainer": ("FitResult", "Trainer"),
     "lightspan.schema.llm": ("LLM",),

@@ -1,8 +1,8 @@
-"""Find and kill the child processes that a process would leave running.
+"""Find and kill the child processes that a process would leave running; block their signals.
 
-Processes in another session are left out. They are the programs of a `Command`, which a watchdog
-ends, and processes that an app has detached so that they continue. Without `/proc` nothing is
-found.
+Processes in another session are left out. They are programs that lightspan-programs started, which
+a watchdog ends, and processes that an app has detached so that they continue. Without `/proc`
+nothing is found.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -43,6 +44,16 @@ def kill(processes: Iterable[_Process]) -> None:
         if current is not None and current.started == process.started:
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def blocked_signals(*signals: signal.Signals) -> Iterator[None]:
+    """Block `signals` in this thread during the block. Processes started in it inherit the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _read(path: Path) -> _Process | None:

@@ -26,7 +26,7 @@ LightspanError
     ├── EngineMemoryError    the engine ran out of memory; also an OutOfMemoryError
     └── EngineClosedError
 
-Narrower errors are defined where they are raised, such as `runners.command.reward.ProgramError`.
+Narrower errors are defined where they are raised, such as `runners.program.ProgramError`.
 """
 
 from __future__ import annotations
@@ -148,13 +148,14 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "otel": ("otel",),
     "parquet": ("tools",),
     "postgres": ("cluster",),
+    "programs": ("programs",),
     "prompts": ("gateway", "prompts", "tools"),
     "ray": ("cluster",),
     "tools": ("tools",),
     "train": ("gateway", "tools", "torch"),
     "ui": ("gateway", "tools", "ui"),
     "verl": ("gateway", "tools", "torch", "verl"),
-    "vllm": ("gateway", "tools", "torch", "vllm"),
+    "vllm": ("gateway", "programs", "tools", "torch", "vllm"),
 }
 """Extra of `lightspan` → folders of `packages/` that it needs in addition to the core."""
 

@@ -8,6 +8,8 @@ implementation. Kinds:
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
     runners    name → a callable without arguments that returns `Runners`
+    apps       kind of program → a callable that takes a reference and returns a `Program`
+               (`lightspan.runners.program`)
     exporters  "default" → a `SpanExporter` (`lightspan.production.exporters`)
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
@@ -41,6 +43,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "gateway": {"default": "http"},
     "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
     "runners": {"ray": "ray"},
+    "apps": {"command": "programs"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
         "dev": "train",
@@ -52,6 +55,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "SFT", "Torch", "Transformers", "count_parameters"), "train"),
+        "Command": "programs",
         "ExternalRunners": "cluster",
         "Hosts": "hosts",
         "RayRunners": "ray",

@@ -12,7 +12,6 @@ from lightspan.lightning.selection import check_agents
 from lightspan.plugins import load_plugin
 from lightspan.progress import Reporter
 from lightspan.runners.app import App, as_app
-from lightspan.runners.command.command import check_served
 from lightspan.runners.local import end_if_imported_by_a_runner
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json
@@ -273,7 +272,8 @@ class Trainer:
         """
         end_if_imported_by_a_runner()
         algorithm = self.algorithm
-        check_served(algorithm.routing(), app.agents or ())
+        if app.program is not None:
+            app.program.check_routing(algorithm.routing())
         resources = algorithm.resources()
         app.check_arguments(resources)
         if app.needs("llm") and not algorithm.routing().serves:

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import lightspan.capture.emit as emit
-from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
+from lightspan.runners.protocol import GATEWAY_VARIABLE, TOKEN_VARIABLE
 
 
 class Unreadable:

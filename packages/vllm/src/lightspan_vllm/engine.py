@@ -44,8 +44,8 @@ from lightspan.protocols.engine import (
     TokenChunk,
     TokenEngine,
 )
-from lightspan.runners.command.process import guarding
 from lightspan.runners.foreign_python import find_interpreter
+from lightspan_programs.process import guarding
 from lightspan_torch.engine.lora import check_low_rank, check_ranks, is_low_rank
 from lightspan_torch.engine.tokenizer import TEMPLATE_DATE, load_tokenizer
 from lightspan_vllm.config import VISIBLE, VLLM

@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 from lightspan.errors import EngineError
-from lightspan.runners.command.process import Tail, Watchdog, run_program
+from lightspan_programs.process import Tail, Watchdog, run_program
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.requirements import ENVIRONMENT, flags_of
 from lightspan_vllm.weights import ServerSpec

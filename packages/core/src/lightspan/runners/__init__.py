@@ -1,6 +1,6 @@
 """Runners: claim attempts, call the app in an attempt's context, report the outcomes.
 
-`app` wraps the user's function (`@rollout`), `command` runs a program in any language as an app.
+`app` wraps the user's function (`@rollout`), `program` is the interface of apps that are programs.
 `runner` is the claim loop, `attempt` runs one attempt, `outcome` maps an app's return value or
 exception to an outcome. `protocol` defines the interface of a set of runners. `local` implements it
 by processes on this machine: `process_main` is their entry point, and `foreign_python` starts them

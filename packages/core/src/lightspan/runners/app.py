@@ -6,8 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 from lightspan.capture import context
 from lightspan.capture.prompt_overrides import prompt_argument
 from lightspan.errors import AppError
-from lightspan.runners.command.command import PREFIX, Command
+from lightspan.runners.program import Program, is_program, load_program
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Rollout
@@ -196,17 +195,9 @@ class App:
         return reference(self.function)
 
     @property
-    def agents(self) -> Sequence[str] | None:
-        """The paths of all agents, if the app is a `Command` that names them; else None."""
-        return (self.function.agents or None) if isinstance(self.function, Command) else None
-
-    def opened(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager for what all attempts of the app share.
-
-        For a `Command`, it starts the watchdog process and closes it when the block ends. Attempts
-        of other apps share nothing.
-        """
-        return self.function.opened() if isinstance(self.function, Command) else nullcontext()
+    def program(self) -> Program | None:
+        """The program that the app is, such as a `Command`; None for a function."""
+        return self.function if isinstance(self.function, Program) else None
 
 
 def _check_no_method(function: Callable[..., Any]) -> None:
@@ -287,12 +278,12 @@ def as_app(app: App | Callable[..., Any] | str) -> App:
 
 
 def reference(function: Callable[..., Any]) -> str:
-    """Return the reference of a function (`module:name`) or of a `Command`.
+    """Return the reference of a function (`module:name`) or of a program.
 
     Raises:
         AppError: runners cannot import the function (`App.reference`).
     """
-    if isinstance(function, Command):
+    if isinstance(function, Program):
         return function.reference
     _check_no_method(function)
     module, name = function.__module__, getattr(function, "__qualname__", None)
@@ -322,20 +313,16 @@ def load_app(reference: str) -> App:
     """Import an app by its reference.
 
     Args:
-        reference: `module:name`, or the reference of a `Command`.
+        reference: `module:name`, or the reference of a program.
 
     Raises:
-        AppError: the app cannot be imported or is not callable, or the command's program does not
-            exist.
+        AppError: the app cannot be imported or is not callable, or this machine cannot run the
+            program.
     """
-    is_command = reference.startswith(PREFIX)
-    value = Command.from_reference(reference) if is_command else find(reference, "app")
+    value = load_program(reference) if is_program(reference) else find(reference, "app")
     if isinstance(value, str):  # `as_app` would take it for a reference
         raise AppError(f"an app must be callable, not str: {value!r:.100}")
-    app = as_app(value)
-    if isinstance(app.function, Command):
-        app.function.check()
-    return app
+    return as_app(value)
 
 
 def find(reference: str, kind: str) -> Any:

@@ -16,9 +16,9 @@ from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
 from lightspan.errors import LightspanError, StoreError
 from lightspan.runners.app import Inputs, attempt_llm
-from lightspan.runners.command.environment import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.gateway_probe import GatewayEndpoint
 from lightspan.runners.outcome import STOPPED, AttemptResult, classify, result_of
+from lightspan.runners.protocol import GATEWAY_VARIABLE, TOKEN_VARIABLE
 from lightspan.runners.stack_location import coroutine_stack, describe_stack
 from lightspan.schema import clock, semconv as c
 from lightspan.schema.records import AttemptRef, AttemptStatus, Claim, Outcome

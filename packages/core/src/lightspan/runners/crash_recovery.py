@@ -7,11 +7,11 @@ as a try of its rollout.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lightspan.runners.command.reward import signal_name
 from lightspan.runners.outcome import STOPPED
 from lightspan.schema import records
 from lightspan.stores.protocol import Store
@@ -70,6 +70,14 @@ def describe_exit(exit_code: int | None) -> str:
         return f"ended with exit code {exit_code}"
     name = signal_name(-exit_code)
     return f"died by signal {-exit_code}" + (f" ({name})" if name else "")
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; empty if it has no name, such as a real-time signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
 
 
 async def requeue_attempts(

@@ -28,9 +28,9 @@ from typing import Final
 import msgspec
 
 from lightspan import child_processes
+from lightspan.child_processes import blocked_signals
 from lightspan.errors import AppError, ConfigError, LightspanError
 from lightspan.runners import foreign_python
-from lightspan.runners.command.process import blocked_signals
 from lightspan.runners.crash_recovery import ProcessExit, describe_exit, requeue_attempts
 from lightspan.runners.process_main import DECODE_ERRORS, WorkerCommand, WorkerStatus, work
 from lightspan.runners.protocol import RunnerPlan, check_importable

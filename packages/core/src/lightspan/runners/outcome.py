@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from lightspan.capture.call_errors import describe_request, error_code, is_unreachable
 from lightspan.errors import LightspanError, RewardError
-from lightspan.runners.command.reward import ProgramError
+from lightspan.runners.program import ProgramError
 from lightspan.runners.stack_location import describe_stack, error_stack
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.reward import Reward, parse_reward

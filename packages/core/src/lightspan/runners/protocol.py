@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -11,6 +11,12 @@ from lightspan.errors import AppError
 from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import new_id
 from lightspan.stores.protocol import Store
+
+TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
+"""Variable with the call token of an attempt."""
+GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
+"""Variable with the base URL of the gateway; calls of the agent NAME go to
+`$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +45,7 @@ class RunnerPlan(RunnerSettings, frozen=True, kw_only=True):
     """Credentials of the store that are not in its URL. They are sent to child processes through
     pipes only, and are never printed."""
     app: str
-    """Reference of the app: `module:name`, or the reference of a `Command`."""
+    """Reference of the app: `module:name`, or the reference of a program."""
     sys_path: list[str] = msgspec.field(default_factory=list)
     """Folders to insert at the beginning of `sys.path`."""
     prefix: str = "runner"

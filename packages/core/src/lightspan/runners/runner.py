@@ -18,7 +18,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -109,11 +109,11 @@ class Runner:
         carries = context_propagation.carry()
         with suppress(Exception):  # each attempt tries it again, and records why it failed
             sdk_instrumentation.install()  # before a thread of the app begins to import an SDK
-        leases = None
+        leases, program = None, self.app.program
         if not self.config.has_watchdog:
             leases = asyncio.create_task(self.extend_leases(self.store, asyncio.get_running_loop()))
         try:
-            async with self.app.opened():
+            async with nullcontext() if program is None else program.opened():
                 await self._claim_loop()
                 while self._tasks:
                     self._changed.clear()

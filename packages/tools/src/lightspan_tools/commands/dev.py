@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightspan.errors import ConfigError, DataError, LightspanError
+from lightspan.plugins import load_plugin
 from lightspan.progress import PlainReporter, print_line
 
 if TYPE_CHECKING:
@@ -164,11 +165,10 @@ def _app(options: argparse.Namespace) -> str:
     With `--command`, the user gives a command line instead of a name. It is then wrapped in a
     `Command`, which has such a name.
     """
-    from lightspan.runners.command import Command
-
     if not options.command:
         return str(options.app)
+    command = load_plugin("api", "Command")
     try:
-        return Command(shlex.split(options.app)).reference
+        return str(command(shlex.split(options.app)).reference)
     except ValueError as error:
         raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error

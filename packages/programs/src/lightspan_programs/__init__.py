@@ -5,6 +5,6 @@ environment variables, `process` runs the program as a process group, `reward` r
 its output, and `watchdog` ends the program when the runner dies.
 """
 
-from lightspan.runners.command.command import Command
+from lightspan_programs.command import Command
 
 __all__ = ["Command"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from typing import Any, Final
 
-from lightspan.errors import AppError, RewardError
+from lightspan.errors import RewardError
 from lightspan.progress import escape_control
-from lightspan.runners.command.process import KEPT_BYTES, Ended, Tail
+from lightspan.runners.crash_recovery import signal_name
+from lightspan.runners.program import ProgramError
 from lightspan.schema.records import Outcome
 from lightspan.schema.redaction import without_keys
 from lightspan.schema.reward import parse_reward
+from lightspan_programs.process import KEPT_BYTES, Ended, Tail
 
 _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE
@@ -21,15 +22,6 @@ _ERROR: Final = re.compile(r"(?=\S).*(?:error|exception|panic|fatal)", re.IGNORE
 _MAX_QUOTE_LENGTH: Final = 200
 """Maximum number of characters of a quoted line in an error message."""
 _HINT: Final = "write a number, or a JSON object of named numbers, as the last line of stdout"
-
-
-class ProgramError(AppError):
-    """Error of a program that could not start, failed, or ended without a reward."""
-
-    def __init__(self, message: str, outcome: Outcome = Outcome.APP_ERROR) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-        """The outcome of the attempt in which the program ran."""
 
 
 def reward_by_exit(ended: Ended, stderr: str) -> float:
@@ -114,14 +106,6 @@ def failure(ended: Ended, stderr: str) -> ProgramError:
         how = f"was ended by {signal_name(-ended.status) or f'signal {-ended.status}'}"
     reason = last_error(stderr)
     return ProgramError(f"the program {how}" + (f": {shortened(reason)}" if reason else ""))
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal; empty if it has no name, such as a real-time signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
 
 
 def last_error(stderr: str) -> str:

@@ -17,14 +17,14 @@ from lightspan import Command
 from lightspan.capture.context import AttemptContext
 from lightspan.errors import AppError, ConfigError
 from lightspan.runners.app import App, as_app, load_app
-from lightspan.runners.command.command import check_served
-from lightspan.runners.command.environment import program_environment
-from lightspan.runners.command.process import Ended, Tail, Watchdog, guarding, run_program
-from lightspan.runners.command.reward import ProgramError, last_error, last_line, printable
+from lightspan.runners.program import ProgramError
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan_programs.environment import program_environment
+from lightspan_programs.process import Ended, Tail, Watchdog, guarding, run_program
+from lightspan_programs.reward import last_error, last_line, printable
 from lightspan_testing.wait import until
 
 TEXTS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
@@ -102,14 +102,18 @@ def test_a_reference_says_what_is_not_the_default() -> None:
     with pytest.raises(AppError, match=r"'command:\{\"argument\":1\}' is no command"):
         load_app('command:{"argument":1}')
     with pytest.raises(AppError, match="is no command"):
-        load_app("command:node app.js")
+        Command.from_reference("command:node app.js")
+    with pytest.raises(AppError, match="'command:app' cannot be imported"):  # a module's name
+        load_app("command:app")
 
 
 def test_an_app_made_of_a_command() -> None:
     app = as_app(shell("echo 1", agents="writer"))
-    assert (app.is_async, app.agents) == (True, ("writer",))
+    assert app.is_async
+    assert app.program is not None
+    assert app.program.agent_paths() == ("writer",)
     assert load_app(app.reference).function == app.function
-    assert (as_app(shell("echo 1")).agents, App(alive).agents) == (None, None)
+    assert App(alive).program is None
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
@@ -515,15 +519,19 @@ async def test_the_watchdog_ends_what_is_left(watchdog: Watchdog, tmp_path: Path
 
 
 # --- which agents are answered ------------------------------------------------------------------
+def routing_check(routing: Routing, agents: list[str]) -> None:
+    Command(["app"], agents=agents).check_routing(routing)
+
+
 def test_agents_that_nobody_answers() -> None:
     writer = Rule("writer", Target(route=Route.POLICY, policy="policy"))
     routing = Routing(rules=[writer])
-    check_served(routing, ["writer", "team/writer"])
+    routing_check(routing, ["writer", "team/writer"])
     message = (
         r"the command's agents \['planner'\] are neither optimised nor frozen to a model, so "
         r"lightspan's endpoint refuses their calls: set frozen=\"base\", \"shared\" or an LLM"
     )
     with pytest.raises(ConfigError, match=message):
-        check_served(routing, ["planner", "writer"])
+        routing_check(routing, ["planner", "writer"])
     base = Routing(rules=[writer], default=Target(route=Route.BASE, policy="base"))
-    check_served(base, ["planner", "writer"])
+    routing_check(base, ["planner", "writer"])

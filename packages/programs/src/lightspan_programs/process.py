@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lightspan.child_processes import blocked_signals
 from lightspan.stores.aio import wait_for_event
 
 KEPT_BYTES: Final = 8_192
@@ -270,16 +271,6 @@ class Watchdog:
         os.close(self.pipe)
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)  # a watchdog that was killed removed nothing
-
-
-@contextmanager
-def blocked_signals(*signals: signal.Signals) -> Iterator[None]:
-    """Block `signals` in this thread during the block. Processes started in it inherit the mask."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _lock: Final = threading.Lock()

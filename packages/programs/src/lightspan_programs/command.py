@@ -20,15 +20,7 @@ import msgspec
 
 from lightspan.capture.context import AgentContext, current_agent, make_span
 from lightspan.errors import AppError, ConfigError
-from lightspan.runners.command import environment
-from lightspan.runners.command.process import Ended, Tail, Watchdog, guarding, run_program
-from lightspan.runners.command.reward import (
-    ProgramError,
-    failure,
-    printable,
-    reward_by_exit,
-    reward_by_last_line,
-)
+from lightspan.runners.program import Program, ProgramError
 from lightspan.schema import semconv as c
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json, Outcome, new_id
@@ -36,6 +28,14 @@ from lightspan.schema.redaction import clean_text, is_secret
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
 from lightspan.schema.validation import check_choice, check_number
+from lightspan_programs import environment
+from lightspan_programs.process import Ended, Tail, Watchdog, guarding, run_program
+from lightspan_programs.reward import (
+    failure,
+    printable,
+    reward_by_exit,
+    reward_by_last_line,
+)
 
 TaskIn = Literal["file", "environment"]
 RewardBy = Literal["last_line", "exit"]
@@ -47,7 +47,7 @@ _MAX_VARIABLE_LENGTH: Final = 128 * 1024 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(Program):
     """A program in any language as an app: `Trainer(…).fit(Command(["node", "app.js"]), train)`.
 
     Each attempt starts the program once, in its own session. The program's environment has
@@ -179,6 +179,26 @@ class Command:
             raise AppError(f"the command's program {name!r} {where}: install it, or give its path")
         return os.path.abspath(path)
 
+    def check_routing(self, routing: Routing) -> None:
+        """Raise an error unless the gateway answers the calls of all `agents`.
+
+        Raises:
+            ConfigError: the gateway would refuse the calls of an agent, because it is neither
+                trained nor frozen to a model.
+        """
+        unserved = [path for path in self.agents if routing.target(path).route is Route.APP]
+        if unserved:
+            raise ConfigError(
+                f"the command's agents {unserved} are neither optimised nor frozen to a model, so "
+                'lightspan\'s endpoint refuses their calls: set frozen="base", "shared" or an LLM '
+                "for them, or leave those out of agents= whose calls the program sends elsewhere "
+                "itself"
+            )
+
+    def agent_paths(self) -> Sequence[str]:
+        """Return the option `agents` as a sequence."""
+        return self.agents
+
     def opened(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager that keeps one watchdog process for all attempts.
 
@@ -296,26 +316,6 @@ class Command:
             status_message="" if is_ok else message,
         )
         agent.scope.recorder.add(span)
-
-
-def check_served(routing: Routing, agents: Sequence[str]) -> None:
-    """Raise an error unless the gateway answers the calls of every agent of a command.
-
-    Args:
-        routing: routing of the run.
-        agents: agent paths of the command.
-
-    Raises:
-        ConfigError: the gateway would refuse the calls of an agent, because it is neither trained
-            nor frozen to a model.
-    """
-    unserved = [path for path in agents if routing.target(path).route is Route.APP]
-    if unserved:
-        raise ConfigError(
-            f"the command's agents {unserved} are neither optimised nor frozen to a model, so "
-            'lightspan\'s endpoint refuses their calls: set frozen="base", "shared" or an LLM for '
-            "them, or leave those out of agents= whose calls the program sends elsewhere itself"
-        )
 
 
 def _check_texts(name: str, values: Sequence[object]) -> None:

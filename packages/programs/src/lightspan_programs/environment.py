@@ -7,11 +7,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from lightspan.capture.context import AttemptContext
+from lightspan.runners.protocol import GATEWAY_VARIABLE
 
-TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
-GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
-"""Variable with the base URL of the gateway; calls of the agent NAME go to
-`$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
 TASK_FILE_VARIABLE: Final = "LIGHTSPAN_TASK_FILE"
 TASK_VARIABLE: Final = "LIGHTSPAN_TASK"
 MODEL_VARIABLE: Final = "LIGHTSPAN_MODEL"
