@@ -337,7 +337,6 @@ class QueueTests(StoreTests):
         before = await store.watch()
         await store.add_spans(ref(attempt), [make_span(attempt)])
         await store.heartbeat([ref(attempt)], LEASE_S)
-        await store.mark_damaged(attempt.attempt_id, "reason")
         assert await store.watch() == before
 
     async def test_work_is_what_is_queued_of_the_runs_that_are_asked_for(
