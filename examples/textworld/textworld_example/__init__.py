@@ -1,8 +1,8 @@
 """An app that plays games of TextWorld, and the code that trains its agent on a laptop.
 
 - `app` is the program, which does not import lightspan.
-- `games` generates games; `policies` play them without a model, as controls.
-- `demonstrations` are imperfect games; `reward` scores the end of a game.
+- `games` generates games; `demonstrations` are imperfect games.
+- `reward` scores the end of a game, and plays games without a model, as controls.
 - `training` runs the app for `train.py`.
 """
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Collection
+from itertools import takewhile
 from typing import ClassVar, Final
 
 from aiohttp import web
@@ -140,11 +141,11 @@ class TrainingAccess(AccessPolicy):
 
     def _evict(self) -> None:
         """Evict the sessions that received no call for `EVICT_AFTER_S` seconds."""
-        now = time.monotonic()
-        for token, oldest in list(self._open.items()):
-            if now - oldest.checked_at <= EVICT_AFTER_S:
-                return
-            if not oldest.is_busy:
+        before = time.monotonic() - EVICT_AFTER_S
+        # no copy of all sessions: each first call of an attempt comes here
+        old = list(takewhile(lambda item: item[1].checked_at < before, self._open.items()))
+        for token, session in old:
+            if not session.is_busy:
                 del self._open[token]
 
     async def _read(self, claim: Claim) -> CallerSession:
