@@ -197,8 +197,7 @@ class App:
     @property
     def program(self) -> Program | None:
         """The program that the app is, such as a `Command`; None for a function."""
-        function: object = self.function
-        return function if isinstance(function, Program) else None
+        return self.function if isinstance(self.function, Program) else None
 
     @property
     def agents(self) -> Sequence[str] | None:
