@@ -410,7 +410,7 @@ async def test_a_program_that_ends_on_sigterm_has_time_to(tmp_path: Path) -> Non
     script = (
         "trap 'sleep 0.3; echo good > bye; exit 0' TERM; echo > ready; while :; do sleep 0.1; done"
     )
-    running = asyncio.create_task(shell(script, cwd=tmp_path)(None))  # type: ignore[arg-type]
+    running = asyncio.create_task(shell(script, cwd=tmp_path)(None))
     await until((tmp_path / "ready").exists)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, overload
@@ -198,6 +198,11 @@ class App:
     def program(self) -> Program | None:
         """The program that the app is, such as a `Command`; None for a function."""
         return self.function if isinstance(self.function, Program) else None
+
+    @property
+    def agents(self) -> Sequence[str] | None:
+        """The paths of all agents, if the app is a program that names them; else None."""
+        return None if self.program is None else self.program.agent_paths() or None
 
 
 def _check_no_method(function: Callable[..., Any]) -> None:

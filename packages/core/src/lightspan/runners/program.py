@@ -9,10 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 from lightspan.errors import AppError, ConfigError
 from lightspan.plugins import load_plugin
-from lightspan.schema.records import Outcome
+from lightspan.schema.llm import LLM
+from lightspan.schema.records import Json, Outcome
 from lightspan.schema.routing import Routing
 
 
@@ -26,12 +28,21 @@ class ProgramError(AppError):
 
 
 class Program(ABC):
-    """An app whose reference contains its configuration, instead of the name of a function.
-
-    Runners call it like a function: `await program(task, llm)` runs it once and returns the reward.
-    """
+    """An app whose reference contains its configuration, instead of the name of a function."""
 
     __slots__ = ()
+
+    @abstractmethod
+    async def __call__(self, task: Json, llm: LLM | None = None) -> Any:
+        """Run the program on one task, and return the reward.
+
+        Args:
+            task: the task.
+            llm: the endpoint of its model calls; None without a gateway.
+
+        Raises:
+            ProgramError: the program could not start, failed, or ended without a reward.
+        """
 
     @property
     @abstractmethod

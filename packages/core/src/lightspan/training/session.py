@@ -240,8 +240,7 @@ class Session:
         host, port = parse_gateway_address(self.settings.gateway or "127.0.0.1")
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
         await self._stack.enter_async_context(gateway)
-        program = self._app.program
-        routing = self.algorithm.routing().naming(program.agent_paths() if program else ())
+        routing = self.algorithm.routing().naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
         self.runners = await self._start_runners()
