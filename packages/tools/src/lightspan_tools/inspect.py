@@ -518,7 +518,8 @@ def _entry_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         for key, (asked, used) in sorted(_overrides(call).items())
     )
     if call.span is not None and (again := call.span.attributes.get(c.CALL_REPEATS)):
-        yield f"    the SDK sent it again {plural(int(str(again)), 'time')}; the usage is the answer's alone"
+        times = plural(int(str(again)), "time")
+        yield f"    the SDK sent it again {times}; the usage is the answer's alone"
     if call.key in view.episode.retried:
         yield "    its agent ended in an error and was retried"
     yield from (f"    {line}" for line in view.explanation_lines(call))
