@@ -102,10 +102,7 @@ async def test_runners_that_are_stopped_while_one_is_replaced_leave_no_process(
     assert not Path(f"/proc/{marker.read_text()}").exists()
 
 
-@pytest.mark.parametrize("how", ["stop", "drain"])
-async def test_pools_of_processes_end_with_their_runner(
-    store: Store, tmp_path: Path, how: str
-) -> None:
+async def test_pools_of_processes_end_with_their_runner(store: Store, tmp_path: Path) -> None:
     """Check the platform's default start method of pools."""
     marker = tmp_path / "marker"
     await enqueue(store, [{"marker": str(marker)}])
@@ -113,7 +110,7 @@ async def test_pools_of_processes_end_with_their_runner(
         await finished(store, runners)
         method, pids = json.loads(marker.read_text())
         workers = [psutil.Process(pid) for pid in pids]
-        await getattr(runners, how)()
+        await runners.stop()
         await until(lambda: not any(map(is_alive, workers)))
     assert len(workers) == 2
     assert method == multiprocessing.get_start_method()
