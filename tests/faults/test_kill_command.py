@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packages.core.tests.runners.test_command import alive
 
 from lightspan import Command
 from lightspan.runners.local import LocalRunners
@@ -20,6 +19,7 @@ from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import Mode, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan_testing.wait import until
+from packages.programs.tests.test_command import alive
 
 # Neither it nor its child hears SIGTERM; the child waits until it is killed, or told to end.
 PROGRAM = """

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import types
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
-from lightspan.errors import AppError
+from lightspan import plugins
+from lightspan.errors import AppError, how_to_install
 from lightspan.runners.app import App, Inputs, as_app, load_app, reference, rollout
+from lightspan.runners.program import Program
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import Rollout
+from lightspan.schema.records import Json, Rollout
+from lightspan.schema.routing import Routing
 
 ROLLOUT = Rollout(rollout_id="ro-1", task={"q": 1}, task_id="t")
 PROMPT = PromptTemplate(template="Hi")
@@ -171,3 +176,46 @@ def test_scripts_can_travel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_apps_that_cannot_be_loaded(name: str, message: str) -> None:
     with pytest.raises(AppError, match=message):
         load_app(name)
+
+
+# --- apps that are programs ---------------------------------------------------------------------
+class Echo(Program):
+    """A program of a kind that a distribution adds: its reward is its text."""
+
+    def __init__(self, reference: str) -> None:
+        self.text = reference
+
+    @property
+    def reference(self) -> str:
+        return self.text
+
+    async def __call__(self, task: Json, llm: LLM | None = None) -> float:
+        return float(len(self.text))
+
+    def check(self) -> None:
+        if "gone" in self.text:
+            raise AppError("the program is gone")
+
+    def check_routing(self, routing: Routing) -> None:
+        pass
+
+
+def test_a_kind_of_program_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("echo_programs")
+    monkeypatch.setattr(module, "Echo", Echo, raising=False)
+    monkeypatch.setitem(sys.modules, "echo_programs", module)
+    point = EntryPoint("echo", "echo_programs:Echo", "lightspan.apps")
+    monkeypatch.setattr(plugins, "installed_plugins", lambda kind: {"echo": point})
+    app = load_app('echo:{"n":1}')
+    assert isinstance(app.program, Echo)
+    assert (app.reference, app.agents, app.is_async) == ('echo:{"n":1}', None, True)
+    with pytest.raises(AppError, match="the program is gone"):
+        load_app('echo:{"gone":1}')
+
+
+def test_a_kind_of_program_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "installed_plugins", lambda kind: {})
+    with pytest.raises(AppError, match=re.escape(how_to_install("programs"))):
+        load_app('command:{"arguments":["sh"]}')
+    with pytest.raises(AppError, match="no plugin of the kind 'apps' is called 'acme'"):
+        load_app("acme:{}")
