@@ -16,10 +16,12 @@ from lightspan.errors import StoreUnreachableError
 from lightspan.schema.records import RolloutStatus
 from lightspan.schema.spans import encode_span
 from lightspan.stores import open_store
+from lightspan.stores._sql.queries import named_queries
 from lightspan.stores.timings import StoreTimings
 from lightspan_cluster.postgres.dsn import read_address
+from lightspan_cluster.postgres.server import Server
 from lightspan_cluster.postgres.store import PostgresStore
-from lightspan_cluster.postgres.tables import PostgresWriteTables
+from lightspan_cluster.postgres.tables import PostgresReadTables, PostgresWriteTables
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.store_suite import (
     LEASE_S,
@@ -52,6 +54,32 @@ def own_cluster(postgres: Path) -> Iterator[Cluster]:
     """Run a server that a test may stop."""
     with Cluster(postgres) as cluster:
         yield cluster
+
+
+FILL = """
+INSERT INTO rollouts SELECT n, 'ro-' || n, 'run', 0, 'train', 1, 3, 'succeeded', 0, n, 0, 1,
+    'at-' || n, 0 FROM generate_series(1, 50000) n;
+INSERT INTO rollout_bodies SELECT n, 'body' FROM generate_series(1, 50000) n;
+INSERT INTO attempts SELECT 'at-' || n, n << 20, NULL, 'ro-' || n, 1, 1, 'succeeded', '', '', 0, 0,
+    0, NULL, NULL, '', '' FROM generate_series(1, 50000) n;
+ANALYZE"""
+
+
+# --- what the server reads ------------------------------------------------------------------
+async def test_a_page_of_a_large_store_does_not_read_every_attempt(cluster: Cluster) -> None:
+    """Check the plan of `summaries` for 1,024 of 50,000 rollouts."""
+    url = cluster.url("plans")
+    async with PostgresStore(url):
+        pass
+    server = Server(read_address(url), StoreTimings())
+    with server.connect() as db:
+        for statement in FILL.split(";"):
+            db.execute(statement.encode())
+        page = "(SELECT * FROM rollouts WHERE change > 25000 ORDER BY change LIMIT 1024) rollouts"
+        queries = named_queries(PostgresReadTables.package, PostgresReadTables._translate)
+        query = queries["summaries"].replace("FROM rollouts", f"FROM {page}")
+        plan = "\n".join(line for (line,) in db.execute(f"EXPLAIN {query}".encode()))
+    assert "Seq Scan on attempts" not in plan, plan
 
 
 # --- sessions that die --------------------------------------------------------------------
@@ -283,6 +311,7 @@ _COMMITTER = """
 import asyncio, sys
 from lightspan.schema.records import Rollout
 from lightspan.stores import open_store
+from lightspan.stores._sql.queries import named_queries
 
 async def main():
     async with open_store(sys.argv[1]) as store:

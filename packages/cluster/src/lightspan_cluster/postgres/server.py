@@ -51,12 +51,14 @@ _DEFAULTS: Final = {
     "tcp_user_timeout": "30000",
 }
 # A role or database may have other settings. A process that is suspended (Ctrl-Z) in a transaction
-# must not block the others, so the server ends its session.
+# must not block the others, so the server ends its session. With the default random_page_cost of 4,
+# which is for hard disks, the server reads whole tables where a thousand rows are looked up by id.
 _SESSION: Final = """
 SELECT set_config('search_path', %s, false),
     set_config('synchronous_commit', current_setting('synchronous_commit'), false),
     set_config('idle_in_transaction_session_timeout', '10s', false),
     set_config('lock_timeout', '30s', false),
+    set_config('random_page_cost', '1.1', false),
     set_config('default_transaction_isolation', 'read committed', false),
     set_config('default_transaction_read_only', %s, false)
 """
