@@ -43,7 +43,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "runners": {"ray": "ray"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
-        "dev": "train",
+        **dict.fromkeys(("dev", "fork"), "train"),
         **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
         "import": "otel",
         "serve": "http",
