@@ -1,9 +1,9 @@
 """In how many lost rollouts `lightspan fork` names the very call that lost them.
 
-The app is `_bridge_app.cross`: 16 calls, of which about one in eight breaks a bridge for good. Which
-answer does is a function of its text, so the call that lost a rollout is known without sampling. A
-small random model answers. The lost rollouts of one training step are searched one after another,
-those of groups in which another rollout succeeded, in the order of their tasks.
+The app is `_bridge_app.cross`: 16 calls, about one in eight of which breaks a bridge for good.
+Which answer does is a function of its text, so the call that lost a rollout is known without
+sampling. A small random model answers. The lost rollouts of one training step are searched, those
+of groups in which another rollout succeeded, in the order of their tasks.
 
     python benchmarks/losses.py [--rollouts 12] [-n 8] [--once] [--json PATH]
 """

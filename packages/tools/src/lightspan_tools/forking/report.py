@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -266,7 +266,7 @@ def tools_of(call: Call) -> int:
     return sum(len(message.get("tool_calls") or ()) for message in _answers(call))
 
 
-def _answers(call: Call | None) -> list[dict[str, object]]:
+def _answers(call: Call | None) -> list[dict[str, Any]]:
     if call is None or call.span is None:
         return []
     answers = output_messages_of(call.span.attributes)

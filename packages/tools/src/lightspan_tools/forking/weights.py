@@ -176,8 +176,9 @@ def _starting_models(
     if isinstance(optimize, Mapping):
         settings = {k: v for k, v in optimize.items() if isinstance(v, Mapping)}
         own = {v.get("name") or k.rpartition("/")[2]: v.get("model") for k, v in settings.items()}
-    models = {name: own.get(name) or config.get("model") for name in policies}
-    for name, model in models.items():
+    models: dict[str, str] = {}
+    for name in policies:
+        model = own.get(name) or config.get("model")
         if not isinstance(model, str) or not model:
             raise ConfigError(
                 f"{run.path} does not say from which model policy {name!r} started: {_GIVE_MODEL}"
@@ -187,6 +188,7 @@ def _starting_models(
                 f"{model} is gone, the weights from which policy {name!r} of {run.path} started: "
                 f"restore them, or {_GIVE_MODEL}"
             )
+        models[name] = model
     return models
 
 
