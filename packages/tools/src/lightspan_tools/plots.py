@@ -205,11 +205,13 @@ def loss_plot(report: ForkReport, path: Path) -> None:
         axes.errorbar(
             numbers, means, yerr=[below, above], fmt="o", color=HELD_OUT, elinewidth=1.5, capsize=4
         )
-        axes.plot([report.calls + 1], [0.0], marker="x", color=TRAINING, linestyle="none")
+        end = report.calls + 1
+        axes.plot([end], [0.0], marker="x", color=TRAINING, linestyle="none")
+        axes.annotate("the end", (end, 0.0), textcoords="offset points", xytext=(0, 8), ha="center")
         axes.set_xlabel("continued from call")
         axes.set_ylabel("share of successes")
         axes.set_title(_loss_title(report))
-        axes.set_xlim(0.4, report.calls + 1.6)
+        axes.set_xlim(0.4, end + 0.6)
         axes.set_ylim(-0.05, 1.05)
         axes.grid(visible=True, alpha=0.25)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -113,6 +113,7 @@ class ForkCommand:
         async with AsyncExitStack() as stack:
             store = await stack.enter_async_context(open_existing(url))
             subject = await self._read(folder, config, store)
+            app = self._app(config, subject.rollout)
             routing = await _routing_of(store, subject.rollout)
             policies = policies_of(routing)
             for each in routing.targets:
@@ -133,7 +134,7 @@ class ForkCommand:
                 stack.push_async_callback(engine.close)
             rollout = subject.rollout
             settings = ForkSettings(
-                app=self.app or str(config.get("app") or rollout.app),
+                app=app,
                 runners=self.runners,
                 python=self.python,
                 scorer=subject.scorer,
@@ -167,6 +168,22 @@ class ForkCommand:
                 is_stopped=session.is_stopped,
                 folder=str(session.folder.path),
             )
+
+    def _app(self, config: Mapping[str, Any], rollout: Rollout) -> str:
+        """Return the reference of the app.
+
+        Raises:
+            ConfigError: the run does not say in which module it is.
+        """
+        app = self.app or str(config.get("app") or rollout.app)
+        module, _, name = app.partition(":")
+        if module == "__main__":
+            raise ConfigError(
+                f"the app {app} of {self.run} was in the script that trained, whose name the run "
+                f"does not have: name it (--app SCRIPT:{name}, such as --app train:{name} for "
+                "train.py), in the script's folder"
+            )
+        return app
 
     # --- the rollout ------------------------------------------------------------------------
     async def _read(self, folder: RunFolder, config: Mapping[str, Any], store: Store) -> _Subject:
