@@ -29,7 +29,7 @@ from lightspan_tools.forking.weights import (
     policies_of,
     versions_used,
 )
-from lightspan_tools.inspect import _find_id as find_id
+from lightspan_tools.inspect import find_id
 from lightspan_tools.rollout_view import ViewReader, failure_rewards, trained_rewards
 
 
