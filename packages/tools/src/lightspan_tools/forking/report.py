@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -158,7 +159,9 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
             "generated_tokens": self.tokens,
             "repeated_tool_calls": sum(each.tools for each in self.continuations),
         }
-        return msgspec.json.encode({**msgspec.structs.asdict(self), "totals": totals}).decode()
+        report = {**msgspec.to_builtins(self), "totals": totals}
+        # ASCII only, for any terminal; json.dumps does not escape DEL, which is ASCII too.
+        return json.dumps(report).replace("\x7f", "\\u007f")
 
     def text(self) -> str:
         """Return the report for people."""
