@@ -59,6 +59,7 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
         ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
+        ROOT / "docs/guides/fork.md": {"losses": losses_table(results["losses"])},
         ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
         ROOT / "docs/guides/task-choice.md": {
             name: task_choice.table(task_choice.rows_of(HERE / f"results/{name}.jsonl"))
@@ -91,6 +92,13 @@ def figures_table(results: dict[str, Any]) -> str:
         rows = [figure_cells(figure_of(row)) for row in result["figures"]]
         lines += [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
     return "\n".join(lines)
+
+
+def losses_table(result: dict[str, Any]) -> str:
+    """Return in how many lost rollouts the very call was named, a row per figure."""
+    lines = ["| measured | |", "|---|---|"]
+    lines += [f"| {row['what']} | {row['ours']:.3g} |" for row in result["figures"]]
+    return "\n".join([*lines, "", f"<!-- {_circumstances(result)} -->"])
 
 
 def sessions_table(results: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,26 @@ def converses(task: dict[str, Any]) -> float:
     with lightspan.agent("checker"):
         say(str(messages), max_tokens=2, at=own)
     return letters(str(messages[1:]))
+
+
+def is_careless(answer: str) -> bool:
+    """Return whether an answer of `crosses` breaks the bridge: one of about eight does."""
+    return zlib.crc32(answer.encode()) % 8 == 0
+
+
+@lightspan.rollout
+def crosses(task: dict[str, Any]) -> float:
+    """Call the walker six times; return 1 unless an answer broke the bridge, which nothing mends.
+
+    With `task["clock"]`, each prompt has the time in it.
+    """
+    answer, is_whole = "", True
+    for plank in range(6):
+        clock = f" at {time.time()}" if task.get("clock") else ""
+        with lightspan.agent("walker"):
+            answer = say(f"{task['q']} {plank} {answer!r}{clock}")
+        is_whole = is_whole and not is_careless(answer)
+    return float(is_whole)
 
 
 @lightspan.rollout

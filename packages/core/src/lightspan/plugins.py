@@ -46,7 +46,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "apps": {"command": "programs"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
-        "dev": "train",
+        **dict.fromkeys(("dev", "fork"), "train"),
         **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
         "import": "otel",
         "serve": "http",

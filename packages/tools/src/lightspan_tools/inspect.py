@@ -132,7 +132,7 @@ def _describe(view: RolloutView, call_id: str | None, *, as_json: bool) -> str:
     if call_id is None:
         return _json(rollout_report(view)) if as_json else "\n".join(_rollout_lines(view))
     entries = view.coverage.entries
-    full_id = _find_id(call_id, {entry.call.call_id for entry in entries}, "call")
+    full_id = find_id(call_id, {entry.call.call_id for entry in entries}, "call")
     choices = [entry for entry in entries if entry.call.call_id == full_id]
     if as_json:
         return _json(call_reports(view, choices))
@@ -156,7 +156,7 @@ async def _read_attempt(store: Store, query: Query, attempt_id: str) -> RolloutV
     """Return the view of the attempt of production with an id, or with a part of its id."""
     rows = (await store.summaries(query.service, mode=Mode.PRODUCTION)).rows
     ids = {str(row.attempt_id): row.rollout_id for row in rows if query.matches(row)}
-    rollout_id = ids[_find_id(attempt_id, ids, "attempt")]
+    rollout_id = ids[find_id(attempt_id, ids, "attempt")]
     [recorded] = [each async for each in read_attempts(store, query, [rollout_id])]
     return view_of(recorded)
 
@@ -207,12 +207,12 @@ async def _read_rollout(
 ) -> RolloutView:
     """Return the view of a run's rollout with an id, or with a part of its id."""
     ids = [row.rollout_id for row in (await store.summaries(run_id)).rows]
-    full_id = _find_id(rollout_id, ids, "rollout")
+    full_id = find_id(rollout_id, ids, "rollout")
     [view] = await reader.read(await store.rollouts([full_id]))
     return view
 
 
-def _find_id(part: str, ids: Collection[str], what: str) -> str:
+def find_id(part: str, ids: Collection[str], what: str) -> str:
     """Return the id that equals `part`, or else the only id that ends or starts with `part`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Plots of learning curves."""
+"""Plots of learning curves, and of searches for the call that lost a rollout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 from lightspan.training.folder import RunFolder
 from lightspan.training.listeners import RunEvent
 from lightspan_tools import notebook
+from lightspan_tools.forking.report import ForkReport, interval_of, shortened
 
 HELD_OUT: Final = "tab:blue"
 TRAINING: Final = "0.55"
@@ -171,3 +172,57 @@ def _is_finite(line: Line, key: str) -> bool:
 
 def _is_agent_reward(key: str) -> bool:
     return key.startswith("agent/") and key.endswith("/reward")
+
+
+def loss_plot(report: ForkReport, path: Path) -> None:
+    """Draw the share of successful continuations of each tested call, with its 95 % interval.
+
+    Tests of one call are drawn together. The calls that lost the rollout are marked.
+
+    Args:
+        report: the report of a search for the call that lost a rollout.
+        path: path of the PNG file.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    tests: dict[int, list[float]] = {}
+    for point in report.points:
+        count = len(point.scored)
+        hits = [float(number < (point.successes or 0)) for number in range(count)]
+        tests.setdefault(point.call.number, []).extend(hits)
+    shares = [(number, interval_of(hits)) for number, hits in sorted(tests.items()) if hits]
+    known = [(number, share) for number, share in shares if share is not None]
+    with matplotlib.rc_context({"font.size": 10}):
+        figure = Figure(figsize=(8, 4), dpi=100, layout="constrained")
+        axes = figure.subplots()
+        for call in () if report.loss is None else report.loss.calls:
+            axes.axvline(call.number, color=COLOURS[2], linewidth=6, alpha=0.25)
+        numbers, means = [number for number, _ in known], [share.mean for _, share in known]
+        below = [share.mean - share.low if share.is_known else 0.0 for _, share in known]
+        above = [share.high - share.mean if share.is_known else 0.0 for _, share in known]
+        axes.errorbar(
+            numbers, means, yerr=[below, above], fmt="o", color=HELD_OUT, elinewidth=1.5, capsize=4
+        )
+        end = report.calls + 1
+        axes.plot([end], [0.0], marker="x", color=TRAINING, linestyle="none")
+        axes.annotate("the end", (end, 0.0), textcoords="offset points", xytext=(0, 8), ha="center")
+        axes.set_xlabel("continued from call")
+        axes.set_ylabel("share of successes")
+        axes.set_title(_loss_title(report))
+        axes.set_xlim(0.4, end + 0.6)
+        axes.set_ylim(-0.05, 1.05)
+        axes.grid(visible=True, alpha=0.25)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(path)
+
+
+def _loss_title(report: ForkReport) -> str:
+    calls = () if report.loss is None else report.loss.calls
+    names = " or ".join(f"{call.number} ({call.agent})" for call in calls[:3])
+    if not names:
+        return "no continuation succeeded"
+    where = f"lost at call {names}{' or others' if len(calls) > 3 else ''}"
+    return f"{where}\nwhat it answered: {shortened(calls[0].answer)}" if len(calls) == 1 else where
