@@ -146,7 +146,7 @@ def test_keys_become_arguments_of_the_algorithm(
 def test_verls_default_estimator_is_ppo() -> None:
     plan = make_plan(changed(algorithm__adv_estimator=None, arr__rollout__n=1))
     assert plan.algorithm["estimator"] == "ppo"
-    assert make_algorithm(plan, None).critic == Critic()
+    assert make_algorithm(plan, None).critic == Critic(lam=0.95)
 
 
 def test_keys_become_arguments_of_the_trainer() -> None:

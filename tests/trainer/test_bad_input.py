@@ -104,6 +104,7 @@ def test_missing_rewards_are_counted_and_told_once_per_task(
         "undelivered": 0,
         "silent": 0,
         "rejected": 0,
+        "lost_attempts": 0,
     }
     assert [found["unscored"] for found in saved["evaluations"]] == [3, 3, 3]
     assert line["calls/rejected:unscored"] == 12

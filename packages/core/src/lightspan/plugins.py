@@ -14,6 +14,8 @@ implementation. Kinds:
     commands   name → an object with `add(subparsers)`: a command of `lightspan`
     sinks      name → a callable without arguments that returns a `MetricSink`
     listeners  name → a callable that takes a `RunEvent`, called after every step and evaluation
+    dry_run    name → a callable without arguments, called in the app's process before each attempt
+               of a dry run
     reporters  "terminal" → a callable without arguments that returns a `Reporter`
                (`lightspan.progress`), used if the standard output is a terminal
     readers    runner id → a callable that takes (rollout, attempt, spans) and returns (rollout,
