@@ -274,8 +274,9 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         constant=textworld_player,
         constant_ceiling=0.4,  # the last command of the offer: commands are sorted
         cluster="route",
-        start=0.2,
-        end=0.6,
+        start=0.15,
+        end=0.5,
+        gain=0.2,
     ),
 }
 

@@ -32,6 +32,7 @@ MEASURED = {
     "rag-crewai": ("rag", 2),
     "router": ("router", 1),
     "quest": ("quest", 1),
+    "textworld": ("textworld", 1),
 }
 """Name → page of docs/evidence, and which of its tables of seeds."""
 OF_README = ("sql", "math", "rag", "rag-crewai")
