@@ -276,7 +276,7 @@ def test_messages_on_the_page_are_those_that_are_printed() -> None:
     assert len(rows) == 8
     places = {
         "HOST:PORT": "{join.place}",
-        "NAME has another": "{peer.peer_id} has another",
+        "runner NAME has another": "{name} has another",
         "NAME is … s behind": "{peer.peer_id} is {abs(seconds):.0f} s ",
     }
     for row in rows:

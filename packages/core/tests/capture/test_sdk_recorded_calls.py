@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import json
 import threading
 from collections.abc import Callable
@@ -154,6 +155,10 @@ async def test_repetitions_of_a_request_are_counted(way: str, errors: int) -> No
     assert [span.attributes[c.CALL_OUTCOME] for span in spans] == ["ok"] * 2
 
 
+@pytest.mark.skipif(
+    "content" not in inspect.signature(openai.OpenAI.post).parameters,
+    reason="this version of the SDK encodes every body itself",
+)
 def test_a_body_that_the_app_encodes_is_recorded(elsewhere: ScriptedServer) -> None:
     headers = {"content-type": "application/json"}
     with client_of(elsewhere) as client, acting_as(None, "checker") as scope:
