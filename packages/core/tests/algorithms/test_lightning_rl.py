@@ -186,6 +186,47 @@ async def test_a_step_stops_where_the_policy_has_moved_far_enough(
     assert world.scored == [4] * (2 if target is None else updates + 1)
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_policy_with_few_rows_stops_a_step_too(seed: int) -> None:
+    """Check `target_kl` with a policy of one call in sixteen that alone moves, by 3 nats an update.
+
+    Its divergence is exp(-3) - 1 + 3 after the first update, whatever the other policy does.
+    """
+
+    class World(Scripted):
+        async def rollouts(self, tasks: Any, group_size: int, mode: Any = None) -> Any:
+            return [pair(f"g{task}", member) for task in tasks for member in range(group_size)]
+
+        def score(self, rows: Any) -> list[list[float]]:
+            moved = {"a": 0.0, "b": -3.0 * len(self.updated)}
+            return [[moved[row.policy] - 1] * len(row.ids) for row in rows]
+
+    def pair(group: str, member: int) -> Any:
+        name = f"{group}-{member}"
+        records = [
+            make_record(
+                f"c{turn}",
+                [1 + turn, 2],
+                [3 + member],
+                (2 * turn + 1, 2 * turn + 2),
+                name,
+                agent_path=path,
+                policy=path,
+            )
+            for turn, path in enumerate("a" * 15 + "b")
+        ]
+        rollout = make_rollout(name, group, task_id=group)
+        return build_episode(make_attempt(name, float(member % 2)), rollout, [], records)
+
+    world: Any = World([])
+    world.versions = {"a": 1, "b": 1, "policy": 1}
+    options: Any = {"optimize": {"a": "a", "b": "b"}, "group_size": 4, "tasks_per_step": 2}
+    algorithm = LightningRL(MODEL, minibatches=4, target_kl=0.5, seed=seed, **options)
+    metrics = await algorithm.run_step(world)
+    assert metrics["learner/approx_kl"] == pytest.approx(math.expm1(-3) + 3)
+    assert (metrics["learner/kl_skipped"], len(world.updated)) == (3, 1)
+
+
 def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
     row, _ = LightningRL(MODEL).prepare([episode("g", n, float(n)) for n in range(2)]).finish().rows
     assert row.mask == [False, False, True, True]

@@ -72,8 +72,8 @@ from lightspan.schema.token_records import Sampling
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
 PROBE_SHARE: Final = 16
-"""Rows that are scored before and after a step's updates: one in `PROBE_SHARE`, at least
-`PROBE_ROWS`."""
+"""Rows of each policy that are scored before and after a step's updates: one in `PROBE_SHARE`, at
+least `PROBE_ROWS`."""
 _LOWEST = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0, "overlap": 0}
 """Integer setting → its minimum."""
 _LOWEST_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
@@ -249,8 +249,8 @@ class LightningRL(LightningSettings, Algorithm):
             begins with (`learner/approx_kl`). Above it the remaining minibatches of the iteration
             are skipped, and their rollouts are not trained. It is measured after each minibatch on
             a sample of the iteration's rows, by the estimator k3, and compared without a factor
-            (Stable-Baselines3 and Spinning Up allow 1.5 times the setting of this name). None skips
-            none.
+            (Stable-Baselines3 and Spinning Up allow 1.5 times the setting of this name). Of several
+            policies, the one that moved furthest counts. None skips none.
         resample: maximum rounds of further tasks, until the returns of `tasks_per_step` groups vary
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
@@ -736,14 +736,18 @@ class LightningRL(LightningSettings, Algorithm):
 
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Return a random sample of `rows`, to measure how far an update moves the policy.
+    """Return a random sample of the rows of each policy, to measure how far an update moves it.
 
     The learner scores the sample before and after the update, so the sample is small. It grows with
     the number of rows, because in a few hundred tokens a single improbable token would dominate the
     result.
     """
-    count = max(PROBE_ROWS, len(rows) // PROBE_SHARE)
-    return random.Random(seed).sample(list(rows), min(count, len(rows)))
+    rng, by_policy = random.Random(seed), dict[str, list[Row]]()
+    for row in rows:
+        by_policy.setdefault(row.policy, []).append(row)
+    counts = {name: max(PROBE_ROWS, len(own) // PROBE_SHARE) for name, own in by_policy.items()}
+    samples = (rng.sample(own, min(counts[name], len(own))) for name, own in by_policy.items())
+    return [*chain.from_iterable(samples)]
 
 
 def _untrained(minibatches: Sequence[Batch]) -> dict[TransitionKey, advantages.Explanation]:
