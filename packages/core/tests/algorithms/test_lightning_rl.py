@@ -301,6 +301,34 @@ async def test_an_engine_of_other_numerics_is_corrected_in_every_update(minibatc
     assert 0 <= metrics["learner/engine_ratio_masked"] <= 1
 
 
+@pytest.mark.parametrize(("gamma", "teaches"), [(0.9, True), (1.0, False)])
+async def test_equal_returns_are_not_counted_as_flat_where_they_teach(
+    gamma: float, teaches: bool
+) -> None:
+    """Check `at_grpo` on two successes of one and three turns: with gamma .9 the quicker gains."""
+
+    class World(Scripted):
+        async def rollouts(self, tasks: Any, group_size: int, mode: Any = None) -> Any:
+            return [success(f"g-{member}", turns) for member, turns in enumerate((1, 3))]
+
+    def success(name: str, turns: int) -> Episode:
+        records = [
+            make_record(f"c{turn}", [1, 2], [3], (2 * turn + 1, 2 * turn + 2), name)
+            for turn in range(turns)
+        ]
+        return build_episode(make_attempt(name, 1.0), make_rollout(name, "g"), [], records)
+
+    world: Any = World([])
+    algorithm = LightningRL(
+        MODEL, credit="at_grpo", gamma=gamma, group_size=2, tasks_per_step=1, seed=0
+    )
+    metrics = await algorithm.run_step(world)
+    advantages = {key[0]: why.advantage for key, why in world.explained.items() if why.advantage}
+    assert bool(advantages) == bool(world.updated) == teaches
+    assert metrics.get("tasks/zero_gradient") == (None if teaches else 1.0)
+    assert metrics.get("batch/groups:identical") == (None if teaches else 1.0)
+
+
 def test_the_summary_has_one_text_on_engine_and_learner() -> None:
     names = ("mean", "max", "truncated", "masked")
     lines = [

@@ -45,7 +45,13 @@ from lightspan.lightning.batch import (
     prepare_batch,
     split_minibatches,
 )
-from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
+from lightspan.lightning.credit import (
+    CREDITS,
+    Credit,
+    RewardToGo,
+    equal_returns_teach,
+    parse_credit,
+)
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.gae import DEFAULT_LAMBDA, values_by_call
 from lightspan.lightning.length_penalty import Overlong
@@ -140,6 +146,19 @@ class LightningSettings:
         }
         for name, value in defaults.items():
             object.__setattr__(self, name, value)
+        self._check_credit()
+
+    def _check_credit(self) -> None:
+        chosen = {"resample=": self.resample, 'tasks="adaptive"': self.tasks == "adaptive"}
+        chosen["replay="] = self.replay is not None
+        if equal_returns_teach(self.credit) and (
+            names := [name for name, on in chosen.items() if on]
+        ):
+            raise ConfigError(
+                f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
+                f"nothing, but credit={self.credit.name} learns from those too: use gamma=1 or "
+                "another credit, or leave the setting out"
+            )
 
     def _check(self) -> None:
         for name, low in _LOWEST.items():
@@ -255,7 +274,8 @@ class LightningRL(LightningSettings, Algorithm):
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
             statistics, weights and update of the step; the metric `rollouts` still counts its
-            rollouts.
+            rollouts. Like `replay` and adaptive `tasks`, it is refused with the credits `gigpo` and
+            `at_grpo` if their gamma is below 1, because equal returns teach there too.
         replay: trains groups in which successes are rare again in later steps
             (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
             trains each group once.
@@ -633,10 +653,10 @@ class LightningRL(LightningSettings, Algorithm):
         """Add the new groups of a step to the history, and return metrics of them.
 
         The metrics are the share of the groups without a gradient, and with adaptive tasks what was
-        predicted for these groups, and for all tasks alike. The result is empty for estimators that
-        learn from such groups too.
+        predicted for these groups, and for all tasks alike. The result is empty for estimators and
+        credits that learn from such groups too.
         """
-        if self.estimator in advantages.BATCH_ESTIMATORS:
+        if self.estimator in advantages.BATCH_ESTIMATORS or equal_returns_teach(self.credit):
             return {}
         groups, history = self._group_returns(episodes, coverages), self._history
         history.returns.add(value for group in groups for value in group.returns)
