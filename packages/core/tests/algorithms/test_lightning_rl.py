@@ -301,6 +301,39 @@ async def test_an_engine_of_other_numerics_is_corrected_in_every_update(minibatc
     assert 0 <= metrics["learner/engine_ratio_masked"] <= 1
 
 
+@pytest.mark.parametrize(
+    ("loss", "is_kept"),
+    [
+        (PolicyLoss(), True),
+        (PolicyLoss(importance_mask=3.0), True),
+        (PolicyLoss(importance_cap=2.0), False),
+    ],
+)
+async def test_calls_of_older_weights_are_neither_masked_nor_weighted(
+    loss: PolicyLoss, is_kept: bool
+) -> None:
+    """Check π_old of calls that version 1 sampled, in a step of version 2 and in one of version 1.
+
+    The learner scores each token at -1. A mask and the automatic correction get the recorded
+    log-probabilities for the older calls; a cap that the user set gets the scores.
+    """
+    for version, is_recorded in ((1, False), (2, is_kept)):
+        world: Any = Scripted([VARIES])
+        world.engine.capabilities = EngineCapabilities(exact_tokens=True)
+        world.versions = {"policy": version}
+        algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=1, loss=loss)
+        metrics = await algorithm.run_step(world)
+        assert algorithm.last_batch is not None
+        ((_, old),) = world.losses
+        for row, values in zip(algorithm.last_batch.rows, old, strict=True):
+            ((start, length),) = row.responses
+            call = slice(start, start + length)
+            assert values[call] == (row.logprobs[call] if is_recorded else [-1.0] * length)
+            assert row.logprobs[call] != [-1.0] * length
+        if is_recorded:
+            assert metrics["learner/engine_ratio_masked"] == 0
+
+
 @pytest.mark.parametrize(("gamma", "teaches"), [(0.9, True), (1.0, False)])
 async def test_equal_returns_are_not_counted_as_flat_where_they_teach(
     gamma: float, teaches: bool

@@ -58,7 +58,7 @@ from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.mixture import MIN_TASKS, Mixture, gradient_left
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
-from lightspan.lightning.rows import Row
+from lightspan.lightning.rows import Row, keep_recorded
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities
@@ -685,6 +685,9 @@ class LightningRL(LightningSettings, Algorithm):
         loss = self.loss.corrected(trainer.engine.capabilities, trainer.learner.capabilities)
         if loss.needs_old_logprobs:
             old = [await trainer.learn(partial(trainer.learner.score, p.rows)) for p in parts]
+            if loss.importance_mask is not None or loss != self.loss:
+                pairs = zip(parts, old, strict=True)
+                old = [keep_recorded(p.rows, scores, trainer.versions) for p, scores in pairs]
         probe = _probe([row for part in parts for row in part.rows], seed)
         before = await trainer.learn(partial(trainer.learner.score, probe))
         limit = math.inf if self.target_kl is None else self.target_kl
