@@ -132,11 +132,12 @@ class LightningSettings:
         air = _air(self.air)
         is_ppo = self.estimator == "ppo"
         default: CreditName = "critic" if is_ppo else "terminal" if air is None else "discounted"
+        credit = _credit(self.credit or default, self.gamma)
         rate = self.learning_rate
         defaults = {
             "model": local_model(self.model),
             "air": air,
-            "credit": _credit(self.credit or default, self.gamma),
+            "credit": credit,
             "critic": _critic(self.critic, is_ppo=is_ppo),
             "weight": self.weight or ("token" if self.estimator == "dr_grpo" else "rollout"),
             "loss": self.loss or PolicyLoss(),
@@ -146,17 +147,19 @@ class LightningSettings:
         }
         for name, value in defaults.items():
             object.__setattr__(self, name, value)
-        self._check_credit()
+        self._check_credit(credit)
 
-    def _check_credit(self) -> None:
-        chosen = {"resample=": self.resample, 'tasks="adaptive"': self.tasks == "adaptive"}
-        chosen["replay="] = self.replay is not None
-        if equal_returns_teach(self.credit) and (
-            names := [name for name, on in chosen.items() if on]
-        ):
+    def _check_credit(self, credit: Credit) -> None:
+        skips = {
+            "resample=": self.resample > 0,
+            'tasks="adaptive"': self.tasks == "adaptive",
+            "replay=": self.replay is not None,
+        }
+        names = [name for name, is_set in skips.items() if is_set]
+        if names and equal_returns_teach(credit):
             raise ConfigError(
                 f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
-                f"nothing, but credit={self.credit.name} learns from those too: use gamma=1 or "
+                f"nothing, but credit={credit.name} learns from those too: use gamma=1 or "
                 "another credit, or leave the setting out"
             )
 
