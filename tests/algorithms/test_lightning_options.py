@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from lightspan import LLM, Critic, LightningRL, LoRA, Optimizer, Overlong, Policy, PolicyLoss
+from lightspan import (
+    LLM,
+    Critic,
+    LightningRL,
+    LoRA,
+    Optimizer,
+    Overlong,
+    Policy,
+    PolicyLoss,
+    Replay,
+)
 from lightspan.algorithms import Algorithm, PolicySpec
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning.credit import anchor
@@ -103,6 +113,12 @@ def test_mapping_names_and_describes_policies() -> None:
         ),
         ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
         ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
+        ({"credit": "gigpo", "resample": 1}, r"resample=: groups .* credit=gigpo\(0.95"),
+        ({"credit": "gigpo", "tasks": "adaptive"}, 'tasks="adaptive": groups .* learns from those'),
+        (
+            {"credit": "at_grpo", "gamma": 0.9, "replay": Replay()},
+            r"replay=: groups .* credit=at_grpo\(0.9\) learns from those too: use gamma=1",
+        ),
         (
             {"estimator": "rloo", "credit": "gigpo"},
             "applies only to estimator='grpo' or 'dr_grpo', not 'rl",

@@ -186,6 +186,47 @@ async def test_a_step_stops_where_the_policy_has_moved_far_enough(
     assert world.scored == [4] * (2 if target is None else updates + 1)
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_policy_with_few_rows_stops_a_step_too(seed: int) -> None:
+    """Check `target_kl` with a policy of one call in sixteen that alone moves, by 3 nats an update.
+
+    Its divergence is exp(-3) - 1 + 3 after the first update, whatever the other policy does.
+    """
+
+    class World(Scripted):
+        async def rollouts(self, tasks: Any, group_size: int, mode: Any = None) -> Any:
+            return [pair(f"g{task}", member) for task in tasks for member in range(group_size)]
+
+        def score(self, rows: Any) -> list[list[float]]:
+            moved = {"a": 0.0, "b": -3.0 * len(self.updated)}
+            return [[moved[row.policy] - 1] * len(row.ids) for row in rows]
+
+    def pair(group: str, member: int) -> Any:
+        name = f"{group}-{member}"
+        records = [
+            make_record(
+                f"c{turn}",
+                [1 + turn, 2],
+                [3 + member],
+                (2 * turn + 1, 2 * turn + 2),
+                name,
+                agent_path=path,
+                policy=path,
+            )
+            for turn, path in enumerate("a" * 15 + "b")
+        ]
+        rollout = make_rollout(name, group, task_id=group)
+        return build_episode(make_attempt(name, float(member % 2)), rollout, [], records)
+
+    world: Any = World([])
+    world.versions = {"a": 1, "b": 1, "policy": 1}
+    options: Any = {"optimize": {"a": "a", "b": "b"}, "group_size": 4, "tasks_per_step": 2}
+    algorithm = LightningRL(MODEL, minibatches=4, target_kl=0.5, seed=seed, **options)
+    metrics = await algorithm.run_step(world)
+    assert metrics["learner/approx_kl"] == pytest.approx(math.expm1(-3) + 3)
+    assert (metrics["learner/kl_skipped"], len(world.updated)) == (3, 1)
+
+
 def test_movement_is_bounded_and_of_trained_tokens_alone() -> None:
     row, _ = LightningRL(MODEL).prepare([episode("g", n, float(n)) for n in range(2)]).finish().rows
     assert row.mask == [False, False, True, True]
@@ -258,6 +299,67 @@ async def test_an_engine_of_other_numerics_is_corrected_in_every_update(minibatc
     scores = {value for _, old in other.losses for row in old for value in row}
     assert (len(other.losses), scores) == (minibatches, {-1.0})
     assert 0 <= metrics["learner/engine_ratio_masked"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_kept"),
+    [
+        (PolicyLoss(), True),
+        (PolicyLoss(importance_mask=3.0), True),
+        (PolicyLoss(importance_cap=2.0), False),
+    ],
+)
+async def test_calls_of_older_weights_are_neither_masked_nor_weighted(
+    loss: PolicyLoss, is_kept: bool
+) -> None:
+    """Check π_old of calls that version 1 sampled, in a step of version 2 and in one of version 1.
+
+    The learner scores each token at -1. A mask and the automatic correction get the recorded
+    log-probabilities for the older calls; a cap that the user set gets the scores.
+    """
+    for version, is_recorded in ((1, False), (2, is_kept)):
+        world: Any = Scripted([VARIES])
+        world.engine.capabilities = EngineCapabilities(exact_tokens=True)
+        world.versions = {"policy": version}
+        algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=1, loss=loss)
+        metrics = await algorithm.run_step(world)
+        assert algorithm.last_batch is not None
+        ((_, old),) = world.losses
+        for row, values in zip(algorithm.last_batch.rows, old, strict=True):
+            ((start, length),) = row.responses
+            call = slice(start, start + length)
+            assert values[call] == (row.logprobs[call] if is_recorded else [-1.0] * length)
+            assert row.logprobs[call] != [-1.0] * length
+        if is_recorded:
+            assert metrics["learner/engine_ratio_masked"] == 0
+
+
+@pytest.mark.parametrize(("gamma", "teaches"), [(0.9, True), (1.0, False)])
+async def test_equal_returns_are_not_counted_as_flat_where_they_teach(
+    gamma: float, teaches: bool
+) -> None:
+    """Check `at_grpo` on two successes of one and three turns: with gamma .9 the quicker gains."""
+
+    class World(Scripted):
+        async def rollouts(self, tasks: Any, group_size: int, mode: Any = None) -> Any:
+            return [success(f"g-{member}", turns) for member, turns in enumerate((1, 3))]
+
+    def success(name: str, turns: int) -> Episode:
+        records = [
+            make_record(f"c{turn}", [1, 2], [3], (2 * turn + 1, 2 * turn + 2), name)
+            for turn in range(turns)
+        ]
+        return build_episode(make_attempt(name, 1.0), make_rollout(name, "g"), [], records)
+
+    world: Any = World([])
+    algorithm = LightningRL(
+        MODEL, credit="at_grpo", gamma=gamma, group_size=2, tasks_per_step=1, seed=0
+    )
+    metrics = await algorithm.run_step(world)
+    advantages = {key[0]: why.advantage for key, why in world.explained.items() if why.advantage}
+    assert bool(advantages) == bool(world.updated) == teaches
+    assert metrics.get("tasks/zero_gradient") == (None if teaches else 1.0)
+    assert metrics.get("batch/groups:identical") == (None if teaches else 1.0)
 
 
 def test_the_summary_has_one_text_on_engine_and_learner() -> None:

@@ -24,6 +24,7 @@ from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.grammars import LIBRARY, Grammars, allowed
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.weights import load_model
+from lightspan_torch.learner import losses
 from lightspan_torch.learner.masks import Replays
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.learner.gradients import assert_close, gradients, gradients_of
@@ -232,9 +233,20 @@ def test_forced_tokens_teach_nothing(folder: Path, calls: Calls, loss: Loss) -> 
 
 
 def test_forced_tokens_are_not_in_the_mean_of_gspo(
-    folder: Path, calls: Calls, grammars: Grammars
+    folder: Path, calls: Calls, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare GSPO's ratio of each call with the mean over its free tokens, computed by hand."""
+    """Compare GSPO's ratio of each call with the mean over its free tokens, computed by hand.
+
+    The gradient of a call of T tokens with n free ones is scaled by T/n.
+    """
+    scales: list[float] = []
+    original = losses.gspo_loss
+
+    def spy(*args: Any, **options: Any) -> Any:
+        scales.extend(options["scales"].tolist())
+        return original(*args, **options)
+
+    monkeypatch.setattr(losses, "gspo_loss", spy)
     learner = TorchLearner({"writer": folder})
     prompt = calls.prompt("Say it:")
     rows = rows_of(
@@ -245,7 +257,7 @@ def test_forced_tokens_are_not_in_the_mean_of_gspo(
             calls.call(prompt, "a12", ""),
         ]
     )
-    sums, kinds = 0.0, set()
+    sums, kinds, expected = 0.0, set(), list[float]()
     for row, scores in zip(rows, learner.score(rows), strict=True):
         [(start, length)] = row.responses
         places = list(range(start, start + length))
@@ -256,11 +268,13 @@ def test_forced_tokens_are_not_in_the_mean_of_gspo(
         else:
             free = places
         kinds.add((len(free) > 0, len(free) < length))
+        expected += [length / max(1, len(free))] * length
         logs = [scores[place] - row.logprobs[place] for place in free]
         sums += length * math.exp(sum(logs) / max(1, len(logs)))
     assert kinds == {(True, True), (False, True), (True, False)}
     metrics = learner.update(rows, PolicyLoss(form="gspo", clip_low=1.0, clip_high=1e6))
     assert metrics["ratio_mean"] == pytest.approx(sums / metrics["tokens"], rel=1e-5)
+    assert sorted(scales) == pytest.approx(sorted(expected))
 
 
 def test_rows_that_differ_in_their_grammar_alone_have_one_order(folder: Path, calls: Calls) -> None:

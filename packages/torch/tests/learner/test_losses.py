@@ -13,6 +13,8 @@ from lightspan import LoRA, Optimizer, PolicyLoss
 from lightspan.errors import ConfigError
 from lightspan.protocols.learner import FORM_DEFAULTS, LearnerCapabilities, SFTLoss
 from lightspan_torch.learner import losses
+from lightspan_torch.learner.metrics import MetricAccumulator
+from lightspan_torch.learner.objective import TokenValues, policy_losses
 from lightspan_torch.learner.policy_model import rate_factor
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
@@ -116,6 +118,36 @@ def test_the_gradient_of_gspo_is_that_of_the_ratio() -> None:
     (expected,) = torch.autograd.grad(3 * -2.0 * first + 2 * 1.0 * second, logprobs)
     assert found.tolist() == pytest.approx(expected.tolist())
     assert found.tolist() == pytest.approx([-4.0, -4.0, 1.0, -4.0, 1.0])
+
+
+def test_forced_tokens_do_not_shrink_the_gradient_of_gspo() -> None:
+    """Check a call of four tokens, two of them forced, and one of six that are all forced.
+
+    s = √(2 · 8) = 4 and A = 1: with weights of 1/4 the loss is -4, and the gradient of -s is -4/2
+    for each of the two tokens. Forced tokens have no gradient, because their log π is constant.
+    """
+    calls = torch.tensor([0] * 4 + [1] * 6)
+    forced = torch.tensor([False, True, False, True] + [True] * 6)
+    old = torch.full((10,), -9.0, dtype=torch.float64)
+    ratios = torch.tensor([2.0, 1.0, 8.0] + [1.0] * 7, dtype=torch.float64)
+    logprobs = (old + ratios.log()).requires_grad_()
+    of_call = losses.call_ratios(logprobs, old, calls, forced)
+    scales = losses.call_scales(calls, forced)
+    assert scales.tolist() == [2.0] * 4 + [6.0] * 6
+    values = TokenValues(
+        behaviour=old,
+        advantages=torch.ones_like(old),
+        fresh=torch.zeros(10, dtype=torch.bool),
+        call_ratios=of_call,
+        call_scales=scales,
+    )
+    loss = PolicyLoss(form="gspo", clip_low=0.2, clip_high=9.0)
+    metrics = MetricAccumulator(True, 1)
+    per_token = policy_losses(loss, values, logprobs, torch.zeros(10), metrics)
+    total = per_token[:4].sum() / 4
+    assert float(total.detach()) == pytest.approx(-4.0)
+    (found,) = torch.autograd.grad(total, logprobs)
+    assert found[:4][~forced[:4]].tolist() == pytest.approx([-2.0, -2.0])
 
 
 def test_importance_weights_of_calls_are_products_truncated_and_constant() -> None:

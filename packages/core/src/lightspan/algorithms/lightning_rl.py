@@ -45,14 +45,20 @@ from lightspan.lightning.batch import (
     prepare_batch,
     split_minibatches,
 )
-from lightspan.lightning.credit import CREDITS, Credit, RewardToGo, parse_credit
+from lightspan.lightning.credit import (
+    CREDITS,
+    Credit,
+    RewardToGo,
+    equal_returns_teach,
+    parse_credit,
+)
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.gae import DEFAULT_LAMBDA, values_by_call
 from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.mixture import MIN_TASKS, Mixture, gradient_left
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
-from lightspan.lightning.rows import Row
+from lightspan.lightning.rows import Row, keep_recorded
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities
@@ -72,8 +78,8 @@ from lightspan.schema.token_records import Sampling
 DEFAULT_POLICY = "policy"
 PROBE_ROWS: Final = 4
 PROBE_SHARE: Final = 16
-"""Rows that are scored before and after a step's updates: one in `PROBE_SHARE`, at least
-`PROBE_ROWS`."""
+"""Rows of each policy that are scored before and after a step's updates: one in `PROBE_SHARE`, at
+least `PROBE_ROWS`."""
 _LOWEST = {"group_size": 1, "tasks_per_step": 1, "minibatches": 1, "resample": 0, "overlap": 0}
 """Integer setting → its minimum."""
 _LOWEST_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
@@ -126,11 +132,12 @@ class LightningSettings:
         air = _air(self.air)
         is_ppo = self.estimator == "ppo"
         default: CreditName = "critic" if is_ppo else "terminal" if air is None else "discounted"
+        credit = _credit(self.credit or default, self.gamma)
         rate = self.learning_rate
         defaults = {
             "model": local_model(self.model),
             "air": air,
-            "credit": _credit(self.credit or default, self.gamma),
+            "credit": credit,
             "critic": _critic(self.critic, is_ppo=is_ppo),
             "weight": self.weight or ("token" if self.estimator == "dr_grpo" else "rollout"),
             "loss": self.loss or PolicyLoss(),
@@ -140,6 +147,21 @@ class LightningSettings:
         }
         for name, value in defaults.items():
             object.__setattr__(self, name, value)
+        self._check_credit(credit)
+
+    def _check_credit(self, credit: Credit) -> None:
+        skips = {
+            "resample=": self.resample > 0,
+            'tasks="adaptive"': self.tasks == "adaptive",
+            "replay=": self.replay is not None,
+        }
+        names = [name for name, is_set in skips.items() if is_set]
+        if names and equal_returns_teach(credit):
+            raise ConfigError(
+                f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
+                f"nothing, but credit={credit.name} learns from those too: use gamma=1 or "
+                "another credit, or leave the setting out"
+            )
 
     def _check(self) -> None:
         for name, low in _LOWEST.items():
@@ -249,13 +271,14 @@ class LightningRL(LightningSettings, Algorithm):
             begins with (`learner/approx_kl`). Above it the remaining minibatches of the iteration
             are skipped, and their rollouts are not trained. It is measured after each minibatch on
             a sample of the iteration's rows, by the estimator k3, and compared without a factor
-            (Stable-Baselines3 and Spinning Up allow 1.5 times the setting of this name). None skips
-            none.
+            (Stable-Baselines3 and Spinning Up allow 1.5 times the setting of this name). Of several
+            policies, the one that moved furthest counts. None skips none.
         resample: maximum rounds of further tasks, until the returns of `tasks_per_step` groups vary
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
             statistics, weights and update of the step; the metric `rollouts` still counts its
-            rollouts.
+            rollouts. Like `replay` and adaptive `tasks`, it is refused with the credits `gigpo` and
+            `at_grpo` if their gamma is below 1, because equal returns teach there too.
         replay: trains groups in which successes are rare again in later steps
             (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
             trains each group once.
@@ -633,10 +656,10 @@ class LightningRL(LightningSettings, Algorithm):
         """Add the new groups of a step to the history, and return metrics of them.
 
         The metrics are the share of the groups without a gradient, and with adaptive tasks what was
-        predicted for these groups, and for all tasks alike. The result is empty for estimators that
-        learn from such groups too.
+        predicted for these groups, and for all tasks alike. The result is empty for estimators and
+        credits that learn from such groups too.
         """
-        if self.estimator in advantages.BATCH_ESTIMATORS:
+        if self.estimator in advantages.BATCH_ESTIMATORS or equal_returns_teach(self.credit):
             return {}
         groups, history = self._group_returns(episodes, coverages), self._history
         history.returns.add(value for group in groups for value in group.returns)
@@ -665,6 +688,9 @@ class LightningRL(LightningSettings, Algorithm):
         loss = self.loss.corrected(trainer.engine.capabilities, trainer.learner.capabilities)
         if loss.needs_old_logprobs:
             old = [await trainer.learn(partial(trainer.learner.score, p.rows)) for p in parts]
+            if loss.importance_mask is not None or loss != self.loss:
+                pairs = zip(parts, old, strict=True)
+                old = [keep_recorded(p.rows, scores, trainer.versions) for p, scores in pairs]
         probe = _probe([row for part in parts for row in part.rows], seed)
         before = await trainer.learn(partial(trainer.learner.score, probe))
         limit = math.inf if self.target_kl is None else self.target_kl
@@ -736,14 +762,18 @@ class LightningRL(LightningSettings, Algorithm):
 
 
 def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Return a random sample of `rows`, to measure how far an update moves the policy.
+    """Return a random sample of the rows of each policy, to measure how far an update moves it.
 
     The learner scores the sample before and after the update, so the sample is small. It grows with
     the number of rows, because in a few hundred tokens a single improbable token would dominate the
     result.
     """
-    count = max(PROBE_ROWS, len(rows) // PROBE_SHARE)
-    return random.Random(seed).sample(list(rows), min(count, len(rows)))
+    rng, by_policy = random.Random(seed), dict[str, list[Row]]()
+    for row in rows:
+        by_policy.setdefault(row.policy, []).append(row)
+    counts = {name: max(PROBE_ROWS, len(own) // PROBE_SHARE) for name, own in by_policy.items()}
+    samples = (rng.sample(own, min(counts[name], len(own))) for name, own in by_policy.items())
+    return [*chain.from_iterable(samples)]
 
 
 def _untrained(minibatches: Sequence[Batch]) -> dict[TransitionKey, advantages.Explanation]:

@@ -130,21 +130,24 @@ def merge_updates(results: Sequence[Mapping[str, float]]) -> Metrics:
 def approximate_kl(
     rows: Sequence[Row], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> float:
-    """Return an estimate of how far an update moved the policy: KL(before‖after) per trained token.
+    """Return an estimate of how far an update moved a policy: KL(before‖after) per trained token.
 
-    It uses the estimator k3. The result is 0 without trained tokens.
+    It uses the estimator k3. Of several policies, the result is that of the one that moved
+    furthest: a mean would hide a policy with few tokens. It is 0 without trained tokens.
 
     Args:
         rows: scored rows.
         before: per row, the log-probabilities of its tokens before the update.
         after: per row, the log-probabilities of its tokens after the update.
     """
-    log_ratios = [
-        log_ratio
-        for row, olds, news in zip(rows, before, after, strict=True)
-        for log_ratio in compress(_log_ratios(news, olds), row.mask)
+    log_ratios: dict[str, list[float]] = {}
+    for row, olds, news in zip(rows, before, after, strict=True):
+        log_ratios.setdefault(row.policy, []).extend(compress(_log_ratios(news, olds), row.mask))
+    means = [
+        math.fsum(math.expm1(r) - r for r in each) / max(len(each), 1)
+        for each in log_ratios.values()
     ]
-    return math.fsum(math.expm1(r) - r for r in log_ratios) / max(len(log_ratios), 1)
+    return max(means, default=0.0)
 
 
 def engine_ratio(

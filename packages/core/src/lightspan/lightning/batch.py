@@ -50,12 +50,19 @@ from lightspan.lightning.advantages import (
     Explanation,
     Observation,
     Unit,
+    ZeroReason,
     groups_without_variance,
     mixture_statistics,
     normalise,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
-from lightspan.lightning.credit import Credit, baseline_of, terminal, unused_step_rewards
+from lightspan.lightning.credit import (
+    Credit,
+    baseline_of,
+    equal_returns_teach,
+    terminal,
+    unused_step_rewards,
+)
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.gae import gae
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
@@ -714,7 +721,10 @@ def _count(
         failed[member.episode.group_id] += member.failed.values()
     counters.update("retried" for member in members for _ in member.failed)
     counters["groups"] = len(of_group)
-    counters.update(f"groups:{why}" for why in groups_without_variance(of_group, failed).values())
+    reasons = Counter(groups_without_variance(of_group, failed).values())
+    if equal_returns_teach(config.credit):
+        del reasons[ZeroReason.IDENTICAL]
+    counters.update({f"groups:{why}": count for why, count in reasons.items()})
     for coverage in coverages:
         counters.update(f"rejected:{entry.rejection}" for entry in coverage.rejected)
     unused = sum(

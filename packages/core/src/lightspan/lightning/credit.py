@@ -97,6 +97,16 @@ def baseline_of(credit: Credit) -> Baseline:
     return cast("Baseline", baseline)
 
 
+def equal_returns_teach(credit: Credit) -> bool:
+    """Return whether groups of equal returns have a gradient under a credit rule.
+
+    `gigpo` and `at_grpo` compare calls by their credits. With gamma below 1, credits depend on the
+    number of later turns, so they differ although the returns are equal.
+    """
+    is_discounted = getattr(credit, "gamma", 1.0) < 1
+    return is_discounted and baseline_of(credit) in ("gigpo", "at_grpo")
+
+
 class Terminal(msgspec.Struct, frozen=True):
     """Credit rule that gives the final reward to every call."""
 

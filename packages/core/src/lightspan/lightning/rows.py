@@ -24,6 +24,7 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import itemgetter, ne
 from typing import NamedTuple
 
@@ -271,3 +272,27 @@ class _OpenRows:
     def add(self, ids: bytes, place: int) -> None:
         """Add row number `place` with the packed token ids `ids`."""
         insort(self._rows, (ids, place), key=itemgetter(0))
+
+
+def keep_recorded(
+    rows: Sequence[Row], scores: Sequence[Sequence[float]], versions: Mapping[str, int]
+) -> list[list[float]]:
+    """Return `scores` with the recorded log-probabilities for calls that older weights sampled.
+
+    For such a call, the ratio of score and record measures what was learned since, not how engine
+    and learner differ. A mask or an importance weight would remove what the weights have learned.
+    With the recorded ones both are 1, and the loss's ratio is to the weights that sampled the call.
+
+    Args:
+        rows: the rows.
+        scores: per row, the learner's log-probabilities of its tokens.
+        versions: policy → version of the current weights.
+    """
+    kept = [list(values) for values in scores]
+    for row, values in zip(rows, kept, strict=True):
+        for start, length in row.responses:
+            call = slice(start, start + length)
+            sampled_by = set(compress(row.versions[call], row.mask[call]))
+            if sampled_by - {versions.get(row.policy)}:
+                values[call] = row.logprobs[call]
+    return kept

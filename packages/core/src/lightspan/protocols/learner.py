@@ -144,11 +144,17 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     importance_mask: float | None = None
     """Maximum ratio of a call, the product over its tokens of the learner's to the engine's
     probability. Calls above it get no gradient of the policy loss; they still count in its
-    denominator. None for no maximum. It needs `old_logprobs` too."""
+    denominator. None for no maximum. It needs `old_logprobs` too.
+
+    `LightningRL` applies it only to calls whose tokens were all sampled by the current weights. For
+    other calls (`replay`, `overlap`), the ratio would measure what was learned since. They are not
+    masked; their loss's ratio is to the recorded log-probabilities, without an importance weight.
+    """
     correction: Correction = "auto"
     """`auto`: if the engine's and the learner's `numerics` differ or are unknown, and neither
     `importance_cap` nor `importance_mask` is set, `LightningRL` uses importance_cap=2 and
-    importance_mask=3. `off`: it never does."""
+    importance_mask=3, both only for calls that the current weights sampled. `off`: it never
+    does."""
 
     def __post_init__(self) -> None:
         kinds = {"form": LossForm, "kl_estimator": KLEstimator, "importance_level": ImportanceLevel}

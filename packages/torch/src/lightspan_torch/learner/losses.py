@@ -118,6 +118,7 @@ def gspo_loss(
     *,
     clip_low: float,
     clip_high: float,
+    scales: Tensor | None = None,
 ) -> ClippedLoss:
     """Compute GSPO's loss (arXiv 2507.18071): PPO's loss, with one ratio for the whole call.
 
@@ -130,15 +131,21 @@ def gspo_loss(
     call, both gradients have the same sum over the call. If they differ, as with importance weights
     per token, GSPO-token is meant.
 
+    The weights divide by the number of all tokens of a call, and forced tokens have no gradient.
+    So the gradient of the others is multiplied by `scales`; the value of the loss is not.
+
     Args:
         logprobs: log π of each token.
         call_ratios: s of each token's call, as returned by the function `call_ratios`.
         advantages: A of each token.
         clip_low: low.
         clip_high: high.
+        scales: factor of each token's gradient, as returned by the function `call_scales`; None
+            for 1.
     """
     # π/sg[π] is 1, and its gradient is that of log π
-    ratio = call_ratios * (logprobs - logprobs.detach()).exp()
+    change = logprobs - logprobs.detach()
+    ratio = call_ratios * (change if scales is None else scales * change).exp()
     loss, clipped = _clipped(ratio, advantages, clip_low, clip_high)
     return ClippedLoss(loss, ratio, clipped)
 
@@ -180,6 +187,17 @@ def call_ratios(
     sums = _sums((logprobs - old_logprobs) * free, calls)
     counts = _sums(free, calls).clamp(min=1.0)
     return (sums / counts).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().to(logprobs.dtype)
+
+
+def call_scales(calls: Tensor, forced: Tensor) -> Tensor:
+    """Return for each token T/n, with T tokens in its call of which n are not forced; T if n is 0.
+
+    Args:
+        calls: number of each token's call, from 0.
+        forced: True for each token that was the only one its grammar allowed.
+    """
+    sizes, free = _sums(torch.ones_like(forced), calls), _sums(~forced, calls)
+    return (sizes / free.clamp(min=1.0)).float()
 
 
 def _sums(values: Tensor, calls: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ class TokenValues(NamedTuple):
     """Log-probabilities under the weights before training; None if the loss has no KL term."""
     call_ratios: Tensor | None = None
     """GSPO's ratio s of the token's call; None for other losses."""
+    call_scales: Tensor | None = None
+    """Factor of the gradient of GSPO's ratio; None if no token is forced by a grammar."""
     call_importance: Tensor | None = None
     """Importance weight of the token's call; None if the loss weights tokens, or does not
     weight."""
@@ -88,7 +90,8 @@ def _clipped_loss(
     advantages = values.advantages
     clip: Any = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
     if values.call_ratios is not None:
-        return losses.gspo_loss(logprobs, values.call_ratios, advantages, **clip)
+        scales = values.call_scales
+        return losses.gspo_loss(logprobs, values.call_ratios, advantages, scales=scales, **clip)
     if loss.form == "cispo":
         return losses.cispo_loss(logprobs, old, advantages, **clip)
     return losses.clipped_ratio_loss(logprobs, old, advantages, dual_clip=loss.dual_clip, **clip)

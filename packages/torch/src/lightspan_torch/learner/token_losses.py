@@ -111,8 +111,10 @@ class SelectedTokens:
         behaviour = self.values.behaviour
         old = behaviour if self.values.old is None else self.values.old
         if loss.form == "gspo":
-            ratios = losses.call_ratios(logprobs(), old, calls, self._forced())
-            self.values = self.values._replace(call_ratios=ratios)
+            forced = self._forced()
+            ratios = losses.call_ratios(logprobs(), old, calls, forced)
+            scales = None if forced is None else losses.call_scales(calls, forced)
+            self.values = self.values._replace(call_ratios=ratios, call_scales=scales)
         if loss.importance_level == "sequence" and loss.importance_cap is not None:
             importance = losses.call_importance_weight(old, behaviour, calls, loss.importance_cap)
             self.values = self.values._replace(call_importance=importance)
