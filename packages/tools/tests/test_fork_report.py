@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from lightspan.lightning.forks import ForkPoint
 from lightspan_tools.forking.report import (
     CallReport,
     Continuation,
@@ -16,6 +17,7 @@ from lightspan_tools.forking.report import (
     interval_of,
     shortened,
 )
+from lightspan_tools.forking.run import _advice
 
 ODD = "a\x07b\x7fc\x85\ud83d".encode("utf-8", "replace").decode() + "\n  d"
 
@@ -107,3 +109,13 @@ def test_what_is_said_of_a_loss_at_the_end() -> None:
     loss = Loss(calls=(call,), last_good=8, first_lost=None, share=None)
     text = report([point(8, [1.0, 0.0])], loss).text()
     assert "some continuations from call 8 succeeded, and the rollout itself did not" in text
+
+
+@pytest.mark.parametrize(
+    ("open_calls", "advice"),
+    [(2, "; fork at call 2 or earlier"), (1, "; fork at call 1 or earlier"), (0, "")],
+)
+def test_which_call_is_advised_after_a_refused_one(open_calls: int, advice: str) -> None:
+    refusals = ["" if number <= open_calls else "no answer" for number in range(1, 5)]
+    points = [ForkPoint("r", "a", None, n, (), why) for n, why in enumerate(refusals, start=1)]
+    assert _advice(points, points[2]) == advice

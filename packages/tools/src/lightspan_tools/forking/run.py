@@ -253,7 +253,7 @@ class ForkCommand:
         if point.refusal:
             raise DataError(
                 f"rollout {rollout_id} cannot be continued from call {point.number}: "
-                f"{point.refusal}"
+                f"{point.refusal}{_advice(points, point)}"
             )
         return point
 
@@ -393,6 +393,12 @@ def _loss(
         reversals=tuple(points[each].number for each in search.reversals),
         is_complete=search.is_complete,
     )
+
+
+def _advice(points: Sequence[ForkPoint], point: ForkPoint) -> str:
+    """Return from which calls before a refused one the rollout can be continued; empty for none."""
+    open_points = [each for each in points if each.number < point.number and not each.refusal]
+    return f"; fork at call {open_points[-1].number} or earlier" if open_points else ""
 
 
 def _no_reward(report: r.PointReport) -> str:
