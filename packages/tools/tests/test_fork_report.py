@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
+from lightspan.errors import ConfigError
 from lightspan.lightning.forks import ForkPoint
+from lightspan_tools.commands import fork
 from lightspan_tools.forking.report import (
     CallReport,
     Continuation,
@@ -119,3 +124,21 @@ def test_which_call_is_advised_after_a_refused_one(open_calls: int, advice: str)
     refusals = ["" if number <= open_calls else "no answer" for number in range(1, 5)]
     points = [ForkPoint("r", "a", None, n, (), why) for n, why in enumerate(refusals, start=1)]
     assert _advice(points, points[2]) == advice
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("none/x.png", "there is no folder "),
+        ("x.txt", ".txt is no format of pictures; use one of ."),
+        (".", " is a folder; name a file, such as "),
+    ],
+)
+def test_the_plot_is_checked_before_anything_runs(name: str, error: str, tmp_path: Path) -> None:
+    """Check that the error comes before that of a folder that holds no run."""
+    parser = argparse.ArgumentParser()
+    fork.add(parser.add_subparsers())
+    arguments = ["fork", str(tmp_path / "run"), "r", "--plot", str(tmp_path / name)]
+    options = parser.parse_args(arguments)
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        options.run(options)

@@ -96,6 +96,10 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> str:
     if options.plot is not None and options.call is not None:
         raise ConfigError("--plot draws a search, which has no CALL: leave one of them out")
+    if options.plot is not None:
+        from lightspan_tools.plots import check_picture_path
+
+        check_picture_path(options.plot, "--plot")
     report = _report(options)
     if options.plot is not None:
         from lightspan_tools.plots import loss_plot
