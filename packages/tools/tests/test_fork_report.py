@@ -7,11 +7,17 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightspan.errors import ConfigError
+from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.forks import ForkPoint
+from lightspan.schema import semconv as c
+from lightspan.schema.records import AttemptStatus, Mode
+from lightspan.schema.spans import Span, SpanKind
+from lightspan.schema.token_records import CallOutcome
 from lightspan_tools.commands import fork
 from lightspan_tools.forking.report import (
     CallReport,
@@ -19,6 +25,7 @@ from lightspan_tools.forking.report import (
     ForkReport,
     Loss,
     PointReport,
+    continuation,
     interval_of,
     shortened,
 )
@@ -142,3 +149,50 @@ def test_the_plot_is_checked_before_anything_runs(name: str, error: str, tmp_pat
     options = parser.parse_args(arguments)
     with pytest.raises(ConfigError, match=re.escape(error)):
         options.run(options)
+
+
+def span(number: int, kind: SpanKind = SpanKind.LLM, **attributes: Any) -> Span:
+    """Return a span of the time `10 * number` to `10 * number + 5`."""
+    start = 10 * number
+    return Span(
+        span_id=f"{number:016x}",
+        trace_id="a" * 32,
+        name="span",
+        kind=kind,
+        start_ns=start,
+        end_ns=start + 5,
+        attributes=attributes,
+    )
+
+
+def call(number: int, outcome: CallOutcome, **attributes: Any) -> Call:
+    """Return a call with sequence numbers in the order of the spans' times."""
+    at = span(number, **attributes)
+    return Call(f"c{number}", 0, "app", outcome, 2 * number, 2 * number + 1, span=at)
+
+
+def episode(calls: list[Call], tools: tuple[int, ...] = (), **values: Any) -> Episode:
+    return Episode(
+        rollout_id="r",
+        attempt_id="a",
+        task_id="t",
+        group_id="g",
+        mode=Mode.DEV,
+        status=AttemptStatus.SUCCEEDED,
+        outcome=None,
+        calls=tuple(calls),
+        spans=tuple(span(number, SpanKind.TOOL) for number in tools),
+        **values,
+    )
+
+
+def test_rejected_calls_are_not_sampled() -> None:
+    recorded = episode([call(1, CallOutcome.OK), call(2, CallOutcome.OK)])
+    rejected = call(2, CallOutcome.ERROR, **{c.ERROR_TYPE: c.REPLAY_DEPARTED})
+    departed = episode([call(1, CallOutcome.REPLAYED), rejected], departed="it asked otherwise")
+    row = continuation(departed, recorded)
+    assert (row.sampled, row.repeated, row.tokens) == (0, 1, 0)
+    good = episode(
+        [call(1, CallOutcome.REPLAYED), call(2, CallOutcome.OK, **{c.REPLAY_FORK: True})]
+    )
+    assert continuation(good, recorded).sampled == 1

@@ -303,13 +303,19 @@ def continuation(episode: Episode, recorded: Episode) -> Continuation:
         rollout_id=episode.rollout_id,
         reward=episode.reward,
         answer=answer_of(forked[0]) if forked else "",
-        sampled=len({call.call_id for call in own if call.sequence_start is not None}),
+        sampled=len({call.call_id for call in own if _is_sampled(call)}),
         repeated=len(repeated),
         tokens=sum(len(call.record.response) // 4 for call in own if call.record is not None),
         tools=sum(tools_of(sources[e.call_id]) for e in repeated if e.call_id in sources),
         departed=episode.departed,
         message=episode.message,
     )
+
+
+def _is_sampled(call: Call) -> bool:
+    """Return whether a call that was not replayed was sampled; a rejected call was not."""
+    is_answered = call.record is not None or call.outcome is not CallOutcome.ERROR
+    return is_answered and call.sequence_start is not None
 
 
 def point_report(
