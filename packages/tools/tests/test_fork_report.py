@@ -196,3 +196,22 @@ def test_rejected_calls_are_not_sampled() -> None:
         [call(1, CallOutcome.REPLAYED), call(2, CallOutcome.OK, **{c.REPLAY_FORK: True})]
     )
     assert continuation(good, recorded).sampled == 1
+
+
+@pytest.mark.parametrize("tools", [(), (5, 6), (5, 6, 15), (5, 6, 15, 25)])
+def test_tool_spans_before_the_fork_are_counted(tools: tuple[int, ...]) -> None:
+    """Check a rollout of calls 10, 20 and 30 that forks at call 20."""
+    recorded = episode([call(n, CallOutcome.OK) for n in (10, 20, 30)], (5, 6, 15, 25))
+    forked = call(20, CallOutcome.OK, **{c.REPLAY_FORK: True})
+    calls = [call(10, CallOutcome.REPLAYED), forked, call(30, CallOutcome.OK)]
+    row = continuation(episode(calls, tools), recorded)
+    assert row.tools == len([number for number in tools if number < 20])
+
+
+def test_tools_of_answers_are_counted_without_tool_spans() -> None:
+    part = {"type": "tool_call", "id": "t1", "name": "look", "arguments": "{}"}
+    output = json.dumps([{"role": "assistant", "parts": [part, part]}])
+    recorded = episode([call(10, CallOutcome.OK, **{c.OUTPUT_MESSAGES: output})])
+    forked = call(20, CallOutcome.OK, **{c.REPLAY_FORK: True})
+    row = continuation(episode([call(10, CallOutcome.REPLAYED), forked]), recorded)
+    assert row.tools == 2

@@ -11,6 +11,7 @@ import msgspec
 
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.forks import ForkPoint
+from lightspan.lightning.history import Trace
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import joined_text, output_messages_of
@@ -51,7 +52,8 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """Number of generated tokens."""
     tools: int
-    """Number of tool calls in the repeated answers, which the app ran again."""
+    """Number of tool calls before its own calls, which the app ran again: of their spans, or of
+    those that the repeated answers ask for if neither rollout has such spans."""
     departed: str = ""
     """Why the app did not repeat the recorded calls; empty if it did. It has no reward then."""
     message: str = ""
@@ -224,7 +226,7 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
         yield (
             f"cost: {plural(len(everything), 'continuation')}, {self.sampled:,} calls and "
             f"{self.tokens:,} tokens sampled; {sum(each.repeated for each in everything):,} calls "
-            f"repeated, {plural(tools, 'tool call')} of them ran again"
+            f"repeated, {plural(tools, 'tool call')} ran again"
         )
         yield f"the continuations: lightspan inspect {self.folder}"
 
@@ -295,7 +297,6 @@ def continuation(episode: Episode, recorded: Episode) -> Continuation:
         recorded: the rollout that it repeats.
     """
     calls = {call.call_id: call for call in reversed(episode.calls)}
-    sources = {call.call_id: call for call in reversed(recorded.calls)}
     repeated = [each for each in calls.values() if each.outcome is CallOutcome.REPLAYED]
     forked = [e for e in calls.values() if e.span and e.span.attributes.get(c.REPLAY_FORK)]
     own = [call for call in episode.calls if call.outcome is not CallOutcome.REPLAYED]
@@ -306,10 +307,31 @@ def continuation(episode: Episode, recorded: Episode) -> Continuation:
         sampled=len({call.call_id for call in own if _is_sampled(call)}),
         repeated=len(repeated),
         tokens=sum(len(call.record.response) // 4 for call in own if call.record is not None),
-        tools=sum(tools_of(sources[e.call_id]) for e in repeated if e.call_id in sources),
+        tools=_tools_before(episode, recorded, forked, repeated),
         departed=episode.departed,
         message=episode.message,
     )
+
+
+def _tools_before(
+    episode: Episode, recorded: Episode, forked: Sequence[Call], repeated: Sequence[Call]
+) -> int:
+    """Return the number of tool calls that ran before the first call that was sampled.
+
+    Tools whose place among the model calls is unknown count too.
+
+    Args:
+        episode: the continuation.
+        recorded: the rollout that it repeats.
+        forked: the call of the continuation that was sampled first; empty if it departed before.
+        repeated: its calls that were answered as recorded.
+    """
+    placed = Trace(episode).tools
+    if not placed and not Trace(recorded).tools:
+        sources = {call.call_id: call for call in reversed(recorded.calls)}
+        return sum(tools_of(sources[e.call_id]) for e in repeated if e.call_id in sources)
+    start = math.inf if not forked else forked[0].sequence_start or 0
+    return sum(each.since is None or each.since < start for each in placed)
 
 
 def _is_sampled(call: Call) -> bool:
