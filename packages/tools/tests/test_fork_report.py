@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import io
 import json
 import math
 import re
@@ -11,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, LightspanError
 from lightspan.lightning.episode import Call, Episode
-from lightspan.lightning.forks import ForkPoint
+from lightspan.lightning.forks import ForkPoint, fork_points
+from lightspan.progress import PlainReporter
 from lightspan.schema import semconv as c
-from lightspan.schema.records import AttemptStatus, Mode
+from lightspan.schema.records import AttemptStatus, Mode, Rollout
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 from lightspan_tools.commands import fork
@@ -29,7 +32,7 @@ from lightspan_tools.forking.report import (
     interval_of,
     shortened,
 )
-from lightspan_tools.forking.run import _advice
+from lightspan_tools.forking.run import ForkCommand, Success, _advice, _Subject
 
 ODD = "a\x07b\x7fc\x85\ud83d".encode("utf-8", "replace").decode() + "\n  d"
 
@@ -215,3 +218,54 @@ def test_tools_of_answers_are_counted_without_tool_spans() -> None:
     forked = call(20, CallOutcome.OK, **{c.REPLAY_FORK: True})
     row = continuation(episode([call(10, CallOutcome.REPLAYED), forked]), recorded)
     assert row.tools == 2
+
+
+class _Session:
+    """Returns the rewards of each test of a search in their order; None for a departed one."""
+
+    is_stopped = False
+
+    def __init__(self, *tests: float | None) -> None:
+        self.tests = iter(tests)
+
+    async def run(self, at: ForkPoint, count: int, title: str) -> list[Episode]:
+        reward = next(self.tests)
+        why = "it asked otherwise" if reward is None else ""
+        return [episode([], reward=reward, departed=why)] * count
+
+
+def search_of(*tests: float | None) -> tuple[Loss, list[PointReport]]:
+    calls = [call(n, CallOutcome.OK, **{c.ROUTE: "endpoint"}) for n in (1, 2, 3, 4)]
+    recorded = episode(calls, reward=0.0)
+    row = Rollout(rollout_id="r", task_id="t", task={}, mode=Mode.TRAIN)
+    success = Success(1.0, "as given", seen=False)
+    subject = _Subject(row, recorded, fork_points(recorded), None, success, None)
+    command = ForkCommand(Path("run"), "r", None, count=2, reporter=PlainReporter(io.StringIO()))
+    reports: list[PointReport] = []
+    loss = asyncio.run(command._search(_Session(*tests), subject, reports))  # type: ignore[arg-type]
+    return loss, reports
+
+
+def test_a_search_that_departs_keeps_its_tests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loss, points = search_of(1.0, None)
+    reason = "no continuation from call 3 has a reward: it asked otherwise. "
+    assert loss.reason.startswith(reason)
+    assert (loss.last_good, loss.first_lost, loss.is_complete) == (1, None, False)
+    assert [point.successes for point in points] == [2, 0]
+    text = report(points, loss).text()
+    assert "     1     2 of 2  1.00 " in text
+    assert f"what follows is only what is known so far\n{reason}" in text
+    parser = argparse.ArgumentParser()
+    fork.add(parser.add_subparsers())
+    options = parser.parse_args(["fork", "run", "r"])
+    monkeypatch.setattr(fork, "_report", lambda options: report(points, loss))
+    with pytest.raises(LightspanError, match=f"the search could not go on: {reason}"):
+        options.run(options)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
+def test_a_search_without_any_test_has_no_report() -> None:
+    with pytest.raises(LightspanError, match="no continuation from call 1 has a reward: it asked"):
+        search_of(None)

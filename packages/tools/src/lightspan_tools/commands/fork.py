@@ -26,7 +26,8 @@ is the one that lost it.
 The app runs again, with its tools. The run itself stays unchanged: continuations are kept in its
 folder forks/, and lightspan inspect shows them. Ctrl-C keeps what has ended.
 
-Exit status: 1 if an error ended the command, or no continuation has a reward; 130 after Ctrl-C.
+Exit status: 1 if an error ended the command or the search, or no continuation has a reward; 130
+after Ctrl-C.
 """
 
 
@@ -112,6 +113,9 @@ def _run(options: argparse.Namespace) -> str:
     if not report.is_scored:
         print_line(text)
         raise LightspanError("no continuation has a reward: see above")
+    if report.loss is not None and report.loss.reason:
+        print_line(text)
+        raise LightspanError(f"the search could not go on: {report.loss.reason}")
     return text
 
 

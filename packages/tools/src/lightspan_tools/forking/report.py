@@ -98,6 +98,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of calls from which none succeeded at first, and some in a second test."""
     is_complete: bool = True
     """False if the search was stopped."""
+    reason: str = ""
+    """Why the search could not go on; empty if it ended, or after Ctrl-C."""
 
 
 class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +197,8 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not loss.is_complete:
             yield "stopped before the search ended: what follows is only what is known so far"
+        if loss.reason:
+            yield loss.reason
         if loss.last_good is None:
             yield "no continuation succeeded from the first call on: these weights may not be able"
             return
