@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from lightspan.errors import ConfigError
 from lightspan.training.folder import RunFolder
 from lightspan.training.listeners import RunEvent
 from lightspan_tools import notebook
@@ -172,6 +173,30 @@ def _is_finite(line: Line, key: str) -> bool:
 
 def _is_agent_reward(key: str) -> bool:
     return key.startswith("agent/") and key.endswith("/reward")
+
+
+def check_picture_path(path: Path, name: str) -> None:
+    """Check that a plot can be written to a path.
+
+    Args:
+        path: path of the picture.
+        name: name of the option, for the error.
+
+    Raises:
+        ConfigError: its folder does not exist, it is a folder, or matplotlib writes no such format.
+    """
+    from matplotlib.figure import Figure
+
+    if not path.parent.is_dir():
+        raise ConfigError(f"{name} {path}: there is no folder {path.parent}; create it first")
+    if path.is_dir():
+        raise ConfigError(f"{name} {path} is a folder; name a file, such as {path / 'loss.png'}")
+    formats = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix and path.suffix[1:].lower() not in formats:
+        raise ConfigError(
+            f"{name} {path}: {path.suffix} is no format of pictures; use one of "
+            f".{', .'.join(formats)}"
+        )
 
 
 def loss_plot(report: ForkReport, path: Path) -> None:

@@ -34,7 +34,7 @@ class ForkPoint(msgspec.Struct, frozen=True):
     prefix: tuple[str, ...]
     """Ids of the calls that a fork repeats, in the order in which they ended."""
     refusal: str = ""
-    """Why the attempt cannot be forked here, and what to do; empty if it can."""
+    """Why the attempt cannot be forked here; empty if it can."""
 
     @property
     def fork(self) -> Fork:
@@ -88,7 +88,7 @@ def _refusal(call: Call, number: int) -> str:
     if call.sequence_end is None:
         return f"{name}is {_PAST}"
     if call.outcome not in _ANSWERED:
-        return f"{name}has no answer that reached the app ({call.outcome}): fork before its end"
+        return f"{name}has no answer that reached the app ({call.outcome})"
     has_tokens = call.record is not None or call.route is Route.ENDPOINT
     is_gone = not has_tokens and call.outcome is not CallOutcome.REPLAYED
-    return f"{name}has no recorded tokens: fork another attempt" if is_gone else ""
+    return f"{name}has no recorded tokens" if is_gone else ""

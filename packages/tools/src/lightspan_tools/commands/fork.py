@@ -26,7 +26,8 @@ is the one that lost it.
 The app runs again, with its tools. The run itself stays unchanged: continuations are kept in its
 folder forks/, and lightspan inspect shows them. Ctrl-C keeps what has ended.
 
-Exit status: 1 if an error ended the command, or no continuation has a reward; 130 after Ctrl-C.
+Exit status: 1 if an error ended the command or the search, or no continuation has a reward; 130
+after Ctrl-C.
 """
 
 
@@ -96,6 +97,10 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> str:
     if options.plot is not None and options.call is not None:
         raise ConfigError("--plot draws a search, which has no CALL: leave one of them out")
+    if options.plot is not None:
+        from lightspan_tools.plots import check_picture_path
+
+        check_picture_path(options.plot, "--plot")
     report = _report(options)
     if options.plot is not None:
         from lightspan_tools.plots import loss_plot
@@ -108,6 +113,9 @@ def _run(options: argparse.Namespace) -> str:
     if not report.is_scored:
         print_line(text)
         raise LightspanError("no continuation has a reward: see above")
+    if report.loss is not None and report.loss.reason:
+        print_line(text)
+        raise LightspanError(f"the search could not go on: {report.loss.reason}")
     return text
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.forks import ForkPoint
+from lightspan.lightning.history import Trace
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import joined_text, output_messages_of
@@ -51,7 +52,8 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """Number of generated tokens."""
     tools: int
-    """Number of tool calls in the repeated answers, which the app ran again."""
+    """Number of tool calls before its own calls, which the app ran again: of their spans, or of
+    those that the repeated answers ask for if neither rollout has such spans."""
     departed: str = ""
     """Why the app did not repeat the recorded calls; empty if it did. It has no reward then."""
     message: str = ""
@@ -96,6 +98,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of calls from which none succeeded at first, and some in a second test."""
     is_complete: bool = True
     """False if the search was stopped."""
+    reason: str = ""
+    """Why the search could not go on; empty if it ended, or after Ctrl-C."""
 
 
 class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +197,8 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
             )
         if not loss.is_complete:
             yield "stopped before the search ended: what follows is only what is known so far"
+        if loss.reason:
+            yield loss.reason
         if loss.last_good is None:
             yield "no continuation succeeded from the first call on: these weights may not be able"
             return
@@ -224,7 +230,7 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
         yield (
             f"cost: {plural(len(everything), 'continuation')}, {self.sampled:,} calls and "
             f"{self.tokens:,} tokens sampled; {sum(each.repeated for each in everything):,} calls "
-            f"repeated, {plural(tools, 'tool call')} of them ran again"
+            f"repeated, {plural(tools, 'tool call')} ran again"
         )
         yield f"the continuations: lightspan inspect {self.folder}"
 
@@ -295,7 +301,6 @@ def continuation(episode: Episode, recorded: Episode) -> Continuation:
         recorded: the rollout that it repeats.
     """
     calls = {call.call_id: call for call in reversed(episode.calls)}
-    sources = {call.call_id: call for call in reversed(recorded.calls)}
     repeated = [each for each in calls.values() if each.outcome is CallOutcome.REPLAYED]
     forked = [e for e in calls.values() if e.span and e.span.attributes.get(c.REPLAY_FORK)]
     own = [call for call in episode.calls if call.outcome is not CallOutcome.REPLAYED]
@@ -303,13 +308,40 @@ def continuation(episode: Episode, recorded: Episode) -> Continuation:
         rollout_id=episode.rollout_id,
         reward=episode.reward,
         answer=answer_of(forked[0]) if forked else "",
-        sampled=len({call.call_id for call in own if call.sequence_start is not None}),
+        sampled=len({call.call_id for call in own if _is_sampled(call)}),
         repeated=len(repeated),
         tokens=sum(len(call.record.response) // 4 for call in own if call.record is not None),
-        tools=sum(tools_of(sources[e.call_id]) for e in repeated if e.call_id in sources),
+        tools=_tools_before(episode, recorded, forked, repeated),
         departed=episode.departed,
         message=episode.message,
     )
+
+
+def _tools_before(
+    episode: Episode, recorded: Episode, forked: Sequence[Call], repeated: Sequence[Call]
+) -> int:
+    """Return the number of tool calls that ran before the first call that was sampled.
+
+    Tools whose place among the model calls is unknown count too.
+
+    Args:
+        episode: the continuation.
+        recorded: the rollout that it repeats.
+        forked: the call of the continuation that was sampled first; empty if it departed before.
+        repeated: its calls that were answered as recorded.
+    """
+    placed = Trace(episode).tools
+    if not placed and not Trace(recorded).tools:
+        sources = {call.call_id: call for call in reversed(recorded.calls)}
+        return sum(tools_of(sources[e.call_id]) for e in repeated if e.call_id in sources)
+    start = math.inf if not forked else forked[0].sequence_start or 0
+    return sum(each.since is None or each.since < start for each in placed)
+
+
+def _is_sampled(call: Call) -> bool:
+    """Return whether a call that was not replayed was sampled; a rejected call was not."""
+    is_answered = call.record is not None or call.outcome is not CallOutcome.ERROR
+    return is_answered and call.sequence_start is not None
 
 
 def point_report(

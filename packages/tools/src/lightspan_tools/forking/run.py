@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ class Success(NamedTuple):
 
 
 class _Stopped(Exception):
-    """Ctrl-C was pressed."""
+    """The search cannot go on; the message says why, and is empty after Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class ForkCommand:
         if point.refusal:
             raise DataError(
                 f"rollout {rollout_id} cannot be continued from call {point.number}: "
-                f"{point.refusal}"
+                f"{point.refusal}{_advice(points, point)}"
             )
         return point
 
@@ -320,16 +320,21 @@ class ForkCommand:
             if session.is_stopped:
                 raise _Stopped
             if not report.scored:
-                raise LightspanError(_no_reward(report))
+                raise _Stopped(_no_reward(report))
             found = f"{report.successes} of {plural(len(report.scored), 'continuation')}"
             self.reporter.line(f"from {title}: {found} succeeded")
             return bool(report.successes)
 
         assert subject.success is not None
         starts_good = subject.success.seen and not points[0].prefix
-        with suppress(_Stopped):
+        reason = ""
+        try:
             await find_loss(search, succeeds, starts_good=starts_good, confirm=self.confirm)
-        return _loss(search, subject, points, reports)
+        except _Stopped as stop:
+            reason = str(stop)
+            if reason and not any(each.scored for each in reports):
+                raise LightspanError(reason) from None  # nothing was measured
+        return _loss(search, subject, points, reports, reason)
 
 
 @dataclass(frozen=True)
@@ -371,6 +376,7 @@ def _loss(
     subject: _Subject,
     points: Sequence[ForkPoint],
     reports: Sequence[r.PointReport],
+    reason: str,
 ) -> r.Loss:
     good, lost = search.last_good, search.first_lost
     is_end = lost == len(points)
@@ -392,7 +398,14 @@ def _loss(
         share=r.interval_of(rewards),
         reversals=tuple(points[each].number for each in search.reversals),
         is_complete=search.is_complete,
+        reason=reason,
     )
+
+
+def _advice(points: Sequence[ForkPoint], point: ForkPoint) -> str:
+    """Return from which calls before a refused one the rollout can be continued; empty for none."""
+    open_points = [each for each in points if each.number < point.number and not each.refusal]
+    return f"; fork at call {open_points[-1].number} or earlier" if open_points else ""
 
 
 def _no_reward(report: r.PointReport) -> str:
