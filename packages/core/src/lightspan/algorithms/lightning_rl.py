@@ -634,9 +634,9 @@ class LightningRL(LightningSettings, Algorithm):
 
         The metrics are the share of the groups without a gradient, and with adaptive tasks what was
         predicted for these groups, and for all tasks alike. The result is empty for estimators that
-        learn from such groups too.
+        learn from such groups too, and with a critic.
         """
-        if self.estimator in advantages.BATCH_ESTIMATORS:
+        if self.critic or self.estimator in advantages.BATCH_ESTIMATORS:
             return {}
         groups, history = self._group_returns(episodes, coverages), self._history
         history.returns.add(value for group in groups for value in group.returns)
