@@ -123,6 +123,22 @@ def test_a_falling_reward_gives_one_alert_with_its_figures() -> None:
     assert "Lower learning_rate (now 0.0001), or hold the policy near its start with" in alert.text
 
 
+def test_the_training_reward_of_adaptive_tasks_is_not_judged() -> None:
+    """Check a reward that falls because harder tasks are chosen; evaluations are judged."""
+    rng = random.Random(0)
+    more = {"tasks/zero_gradient_shuffled": 0.4}
+    steps = [sampled(rng, step, 0.9 if step <= 8 else 0.3, **more) for step in range(1, 17)]
+    monitor = AlertMonitor()
+    assert not monitor.read(steps, [])
+    monitor.evaluated(Evaluation(step=0, rewards={str(n): 0.9 for n in range(10)}))
+    falls = {str(n): 0.1 * (n % 2) for n in range(10)}
+    [alert] = monitor.evaluated(Evaluation(step=16, rewards=falls))
+    assert alert.name == "validation_falls"
+    for step in steps:
+        del step["tasks/zero_gradient_shuffled"]
+    assert [alert.name for alert in read(steps)] == ["reward_falls"]
+
+
 def test_a_policy_that_hardly_moves_is_noticed_once_the_rate_has_warmed_up() -> None:
     def run(*rates: float) -> list[Alert]:
         rng = random.Random(3)
