@@ -25,6 +25,7 @@ from lightspan.algorithms.adaptive_tasks import (
 )
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import ConfigError
+from lightspan.lightning.rows import Row
 from packages.core.tests.algorithms.scripted_world import Scripted
 
 MODEL = "a/model"
@@ -306,6 +307,21 @@ async def test_shuffled_order_reports_the_observed_share() -> None:
     assert isinstance(world.order, Epochs)
     assert algorithm.state() == {}
     assert algorithm.describe_choices() == []
+
+
+class WithCritic(World):
+    """A world whose learner has a critic that predicts 0.5 for each call."""
+
+    def values(self, rows: Sequence[Row]) -> list[list[float]]:
+        return [[0.5] * len(row.call_ids) for row in rows]
+
+
+async def test_a_critic_learns_from_flat_groups_so_their_share_is_left_out() -> None:
+    algorithm = LightningRL(MODEL, group_size=2, tasks_per_step=4, learning_rate=1e-3, critic=True)
+    world: Any = WithCritic(algorithm, [FLAT, VARIES, FLAT, FLAT])
+    metrics = await algorithm.run_step(world)
+    assert "batch/groups" in metrics
+    assert not [key for key in metrics if key.startswith("tasks/")]
 
 
 async def test_the_share_counts_groups_that_resample_replaces() -> None:

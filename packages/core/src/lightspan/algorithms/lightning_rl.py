@@ -657,9 +657,10 @@ class LightningRL(LightningSettings, Algorithm):
 
         The metrics are the share of the groups without a gradient, and with adaptive tasks what was
         predicted for these groups, and for all tasks alike. The result is empty for estimators and
-        credits that learn from such groups too.
+        credits that learn from such groups too, and with a critic.
         """
-        if self.estimator in advantages.BATCH_ESTIMATORS or equal_returns_teach(self.credit):
+        learns_from_equal = self.critic or equal_returns_teach(self.credit)
+        if learns_from_equal or self.estimator in advantages.BATCH_ESTIMATORS:
             return {}
         groups, history = self._group_returns(episodes, coverages), self._history
         history.returns.add(value for group in groups for value in group.returns)
