@@ -132,7 +132,9 @@ def approximate_kl(
 ) -> float:
     """Return an estimate of how far an update moved the policy: KL(before‖after) per trained token.
 
-    It uses the estimator k3. The result is 0 without trained tokens.
+    It uses the estimator k3, which needs tokens that the weights before the update sampled. Tokens
+    of older weights (overlap, replay) are not reweighted, and then the result is a distance of the
+    two policies on these tokens, and no KL divergence. It is 0 without trained tokens.
 
     Args:
         rows: scored rows.
