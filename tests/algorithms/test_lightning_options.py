@@ -82,6 +82,14 @@ def test_mapping_names_and_describes_policies() -> None:
         ({"tasks_per_step": 0}, "tasks_per_step=0 must be at least 1"),
         ({"minibatches": 0}, "minibatches=0 must be at least 1"),
         ({"target_kl": 0}, "target_kl=0 must be .*above 0"),
+        (
+            {"target_kl": 0.05},
+            r"target_kl=0.05 skips .* first, and minibatches=1 has none",
+        ),
+        (
+            {"target_kl": 0.05, "minibatches": 2, "replay": Replay()},
+            "target_kl=0.05 skips minibatches whose groups replay= would count as trained",
+        ),
         ({"group_size": 1}, "group_size=1 teaches nothing; use 2 or more"),
         ({"resample": -1}, "resample=-1 must be at least 0"),
         (

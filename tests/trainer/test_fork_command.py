@@ -181,7 +181,27 @@ def test_the_call_that_lost_it(
     if first_lost is not None:
         at = [point for point in report["points"] if point["call"]["number"] == first_lost]
         assert [point["is_again"] for point in at] == [False, True]
-        assert report["loss"]["share"]["high"] == pytest.approx(1 - 0.025 ** (1 / 24))
+        assert report["loss"]["failures"] == 24
+
+
+def test_the_first_call_is_run_unless_the_group_tells(
+    run: RunFolder, tiny: Path, apps: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Check that the first call is left out only for the group and the weights of the rollout."""
+    solved = {each.group_id for each in rollouts(run) if each.reward == 1}
+    lost = [each for each in rollouts(run) if each.reward == 0 and each.group_id in solved]
+
+    def first(episode: Episode, *more: object) -> tuple[int, bool, int]:
+        report = as_json(capsys, run.path, episode.rollout_id, "-n", 2, "--once", *more)
+        numbers = {point["call"]["number"] for point in report["points"]}
+        return report["loss"]["group"], 1 in numbers, report["is_exact"]
+
+    mates = [each.reward for each in rollouts(run) if each.group_id == lost[0].group_id]
+    assert first(lost[0]) == (mates.count(1), False, True)
+    assert first(lost[0], "--model", tiny) == (0, True, False)
+    other = [each for each in rollouts(run) if each.group_id not in solved]
+    for episode in other[:1]:  # a success of another group of the task is of no help
+        assert first(episode, "--success", 1)[:2] == (0, True)
 
 
 def test_texts(run: RunFolder, apps: Any, capsys: pytest.CaptureFixture[str]) -> None:

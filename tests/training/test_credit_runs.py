@@ -141,7 +141,7 @@ def test_a_critic_that_is_trusted_is_built_on(
     critic = Critic(lam=0.25, warmup=7)
     options = {"estimator": "ppo", "critic": critic, "gamma": 0.5, "group_size": 1}
     algorithm = rl(**options, tasks_per_step=4)
-    algorithm.load_state({"critic": {"fits": 7, "explained": 0.9}})
+    algorithm.load_state({"critic": {"fits": 7, "explained": 0.9, "by_policy": {"policy": 7}}})
     learner = Recording(tiny, critic)
     run = trainer(algorithm, tmp_path / "run", steps=1, learner=learner)
     run.fit(parsed, ask(4))

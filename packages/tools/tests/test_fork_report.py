@@ -99,7 +99,7 @@ def test_what_is_said_of_a_search(is_complete: bool) -> None:
         calls=(points[1].call,),
         last_good=6,
         first_lost=7,
-        share=interval_of([0.0] * 4),
+        failures=4,
         reversals=(6,),
         is_complete=is_complete,
     )
@@ -108,12 +108,13 @@ def test_what_is_said_of_a_search(is_complete: bool) -> None:
     assert "not monotone: no continuation from call 6 succeeded at first" in text
     assert "(again)" in text
     assert ("stopped before the search ended" in text) is not is_complete
-    assert "4 continuations from call 7 did not: at most 60% would (95%)" in text
+    assert "call 6 succeeded, and none of 4 continuations from call 7 did\n" in text
+    assert "was not run" not in text
     assert f"  call 6, of walker: {shortened(ODD)}" in text
 
 
 def test_what_is_said_of_no_success() -> None:
-    loss = Loss(calls=(), last_good=None, first_lost=1, share=interval_of([0.0] * 4))
+    loss = Loss(calls=(), last_good=None, first_lost=1, failures=4)
     text = report([point(1, [0.0, 0.0])], loss).text()
     assert "no continuation succeeded from the first call on" in text
     assert "lost after" not in text
@@ -121,7 +122,7 @@ def test_what_is_said_of_no_success() -> None:
 
 def test_what_is_said_of_a_loss_at_the_end() -> None:
     call = point(8, []).call
-    loss = Loss(calls=(call,), last_good=8, first_lost=None, share=None)
+    loss = Loss(calls=(call,), last_good=8, first_lost=None)
     text = report([point(8, [1.0, 0.0])], loss).text()
     assert "some continuations from call 8 succeeded, and the rollout itself did not" in text
 
@@ -238,7 +239,7 @@ def search_of(*tests: float | None) -> tuple[Loss, list[PointReport]]:
     calls = [call(n, CallOutcome.OK, **{c.ROUTE: "endpoint"}) for n in (1, 2, 3, 4)]
     recorded = episode(calls, reward=0.0)
     row = Rollout(rollout_id="r", task_id="t", task={}, mode=Mode.TRAIN)
-    success = Success(1.0, "as given", seen=False)
+    success = Success(1.0, "as given", same=0)
     subject = _Subject(row, recorded, fork_points(recorded), None, success, None)
     command = ForkCommand(Path("run"), "r", None, count=2, reporter=PlainReporter(io.StringIO()))
     reports: list[PointReport] = []
@@ -269,3 +270,15 @@ def test_a_search_that_departs_keeps_its_tests(
 def test_a_search_without_any_test_has_no_report() -> None:
     with pytest.raises(LightspanError, match="no continuation from call 1 has a reward: it asked"):
         search_of(None)
+
+
+def test_what_is_said_of_a_first_call_that_was_not_run() -> None:
+    """Check that successes of the group are not called continuations."""
+    call = point(1, []).call
+    loss = Loss(calls=(call,), last_good=1, first_lost=2, failures=4, group=3)
+    text = report([point(2, [0.0, 0.0]), point(2, [0.0, 0.0], again=True)], loss).text()
+    assert "the first call was not run: 3 rollouts of the same group and weights succeeded" in text
+    assert (
+        "some rollouts of the group succeeded from call 1 on, and none of 4 continuations from "
+        "call 2 did\n"
+    ) in text

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -16,6 +17,7 @@ from lightspan.lightning import (
     classify_calls,
     trained_transitions,
 )
+from lightspan.lightning.batch import BatchConfig, prepare_batch
 from lightspan.lightning.credit import discounted, terminal
 from lightspan.lightning.gae import (
     explained_variance,
@@ -23,6 +25,7 @@ from lightspan.lightning.gae import (
     successors,
     values_by_call,
 )
+from lightspan.lightning.mixture import Mixture
 from lightspan.lightning.turns import Turns
 from lightspan.protocols.learner import Critic
 from lightspan.schema.token_records import CallOutcome
@@ -285,6 +288,51 @@ def test_explained_variance(values, targets, expected):
     ],
 )
 def test_values_are_trusted_once_they_explain_something(fits, explained, expected):
-    assert CriticWarmup(fits, explained).lambda_(Critic(lam=0.9, warmup=5)) == expected
+    warmup = CriticWarmup(fits, explained, {"a": fits, "b": 9})
+    assert warmup.lambda_(Critic(lam=0.9, warmup=5), ("a", "b")) == expected
     never_fitted = CriticWarmup(0, explained)
-    assert never_fitted.lambda_(Critic(lam=0.9, warmup=0)) == 1.0
+    assert never_fitted.lambda_(Critic(lam=0.9, warmup=0), ("a",)) == 1.0
+
+
+def test_a_policy_without_fits_keeps_lambda_1():
+    """Check a policy that is first called after the warm-up, and a checkpoint of before."""
+    critic = Critic(lam=0.9, warmup=5)
+    assert CriticWarmup(5, 0.8, {"a": 5}).lambda_(critic, ["a"]) == 0.9
+    assert CriticWarmup(5, 0.8, {"a": 5}).lambda_(critic, ["a", "b"]) == 1.0
+    old = msgspec.convert({"fits": 5, "explained": 0.8}, CriticWarmup)
+    assert old.lambda_(critic, ["a"]) == 1.0
+
+
+def step(rewards, values, group_size):
+    """Return a batch of groups of rollouts with one call each, of policy `policy`."""
+    episodes = []
+    for number, reward in enumerate(rewards):
+        name, group = f"r{number}", f"g{number // group_size}"
+        attempt, rollout = make_attempt(name, reward), make_rollout(name, group)
+        episodes.append(
+            build_episode(attempt, rollout, [], [make_record("c", [1], [2], (1, 2), name)])
+        )
+    coverages = [classify_calls(each, Selection.of("*").routing) for each in episodes]
+    config = BatchConfig(estimator="rloo", credit=terminal, mixture=Mixture.first(terminal))
+    pairs = zip(episodes, values, strict=True)
+    return prepare_batch(episodes, coverages, config).finish(
+        {each.rollout_id: {call.key: value for call in each.calls} for each, value in pairs}
+    )
+
+
+def test_values_are_not_trusted_where_rewards_did_not_vary():
+    warmup = CriticWarmup(5, 0.9, {"policy": 5})
+    assert warmup.update(step([1.0] * 4, [-5.0] * 4, 2), {"value_loss": 36.0}, ["policy"]) == {}
+    assert (warmup.fits, warmup.explained, warmup.by_policy) == (6, None, {"policy": 6})
+    assert warmup.lambda_(Critic(lam=0.9), ["policy"]) == 1.0
+
+
+def test_a_group_of_one_is_not_in_the_explained_variance():
+    """Check that a rollout whose mates are unscored does not count as predicted to be 0."""
+    rewards, values = [5.0, 5.1, 7.0, 7.2], [0.0] * 4
+    whole, alone = CriticWarmup(), CriticWarmup()
+    whole.update(step(rewards, values, 2), {"value_loss": 1.0}, ["policy"])
+    alone.update(
+        step([*rewards, 6.0, None], [*values, 0.0, 0.0], 2), {"value_loss": 1.0}, ["policy"]
+    )
+    assert whole.explained == alone.explained > 0.9

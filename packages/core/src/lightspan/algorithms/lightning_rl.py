@@ -170,6 +170,15 @@ class LightningSettings:
             validation.check_whole(name, getattr(self, name), low, optional=True)
         for name in ("learning_rate", "target_kl", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
+        if self.target_kl is not None and (self.minibatches == 1 or self.replay):
+            reason = (
+                f"skips the minibatches after the first, and minibatches={self.minibatches} has "
+                "none: raise minibatches, or lower learning_rate"
+                if self.minibatches == 1
+                else "skips minibatches whose groups replay= would count as trained: use one of "
+                "them"
+            )
+            raise ConfigError(f"target_kl={self.target_kl} {reason}")
         kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer, "replay": Replay}
         for name, kind in kinds.items():
             validation.check_kind(name, getattr(self, name), kind)
@@ -272,7 +281,8 @@ class LightningRL(LightningSettings, Algorithm):
             are skipped, and their rollouts are not trained. It is measured after each minibatch on
             a sample of the iteration's rows, by the estimator k3, and compared without a factor
             (Stable-Baselines3 and Spinning Up allow 1.5 times the setting of this name). Of several
-            policies, the one that moved furthest counts. None skips none.
+            policies, the one that moved furthest counts. It needs several minibatches, because one
+            is never skipped, and cannot be used with `replay`. None skips none.
         resample: maximum rounds of further tasks, until the returns of `tasks_per_step` groups vary
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
@@ -589,15 +599,15 @@ class LightningRL(LightningSettings, Algorithm):
         self._was_computed = self._was_computed or check_computed(coverages)
         builder = self.prepare(episodes, trainer.versions, coverages, replays)
         if self.critic is None:
-            batch = builder.finish()
+            batch, lam = builder.finish(), 1.0
         else:
             rows = builder.rows()
             values = await trainer.learn(partial(trainer.learner.values, rows)) if rows else []
-            lam = self._critic_warmup.lambda_(self.critic)
+            lam = self._critic_warmup.lambda_(self.critic, {row.policy for row in rows})
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
         self.last_batch = batch
-        update = await self._update(trainer, batch)
+        update = await self._update(trainer, batch, lam)
         if update:
             await trainer.publish()
         extra |= self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
@@ -676,7 +686,7 @@ class LightningRL(LightningSettings, Algorithm):
             history.add_replays(step, groups, self.replay)
         return shares
 
-    async def _update(self, trainer: TrainerContext, batch: Batch) -> Metrics:
+    async def _update(self, trainer: TrainerContext, batch: Batch, lam: float) -> Metrics:
         if not batch.rows:
             trainer.explain(batch.explanations)
             return {}
@@ -720,9 +730,9 @@ class LightningRL(LightningSettings, Algorithm):
             probe, before = [row for part in parts for row in part.rows], [*chain(*old)]
         merged |= metrics.engine_ratio(probe, before, trainer.versions, loss)
         if self.critic is not None:
-            merged["lambda"] = self._critic_warmup.lambda_(self.critic)
-            merged |= gradient_left(batch.explanations.values(), merged["lambda"])
-            merged |= self._critic_warmup.update(batch, merged)
+            merged |= {"lambda": lam, **gradient_left(batch.explanations.values(), lam)}
+            fitted = {row.policy for part in parts[: len(results)] for row in part.rows}
+            merged |= self._critic_warmup.update(batch, merged, fitted)
         return {f"learner/{key}": value for key, value in merged.items()}
 
     # --- set-up ---------------------------------------------------------------------------

@@ -132,8 +132,11 @@ def approximate_kl(
 ) -> float:
     """Return an estimate of how far an update moved a policy: KL(before‖after) per trained token.
 
-    It uses the estimator k3. Of several policies, the result is that of the one that moved
-    furthest: a mean would hide a policy with few tokens. It is 0 without trained tokens.
+    It uses the estimator k3, which needs tokens that the weights before the update sampled. Tokens
+    of older weights (overlap, replay) are not reweighted, and then the result is a distance of the
+    two policies on these tokens, and no KL divergence. Of several policies, the result is that of
+    the one that moved furthest: a mean would hide a policy with few tokens. It is 0 without trained
+    tokens.
 
     Args:
         rows: scored rows.

@@ -127,7 +127,8 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     kl_estimator: KLEstimator = "k3"
     """`k2` has the gradient of KL(policy‖start), the reverse KL of RLHF. `k3`, the term of GRPO
     (arXiv 2402.03300), has that of KL(start‖policy), although its value estimates KL(policy‖start).
-    There is no `k1`, because its gradient as a loss is noise around 0.
+    Both hold per token, for the distributions of the next token after the sampled prefix, and not
+    for whole answers. There is no `k1`, because its gradient as a loss is noise around 0.
     """
     entropy: float = 0.0
     """Weight of the entropy bonus."""

@@ -88,12 +88,17 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     the rollout cannot be continued between them, or they ran at the same time. Empty if no
     continuation succeeded from the first call on, or the search was stopped."""
     last_good: int | None
-    """Number of the last call from which a continuation succeeded; None if there is none."""
+    """Number of the last call from which a continuation, or a rollout of the group, succeeded; None
+    if there is none."""
     first_lost: int | None
     """Number of the call from which none succeeded; None for the end of the rollout, which is known
     to have failed."""
-    share: Interval | None
-    """Share of successes from `first_lost`, with its exact 95 % interval; None for the end."""
+    failures: int = 0
+    """Number of scored continuations from `first_lost`, of which none succeeded; 0 for the end. It
+    bounds no share of successes: the search chose the call because they failed."""
+    group: int = 0
+    """Number of rollouts of the same group and weights that succeeded, so that the first call was
+    not run; 0 if it was run."""
     reversals: tuple[int, ...] = ()
     """Numbers of calls from which none succeeded at first, and some in a second test."""
     is_complete: bool = True
@@ -190,6 +195,11 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
             count, again = f"{point.successes} of {len(point.scored)}", "  (again)"
             interval = "-" if point.share is None else _bounds(point.share)
             yield f"  {point.call.number:>4}  {count:>9}  {interval}{again * point.is_again}"
+        if loss.group:
+            yield (
+                f"the first call was not run: {plural(loss.group, 'rollout')} of the same group "
+                "and weights succeeded from there"
+            )
         for number in loss.reversals:
             yield (
                 f"not monotone: no continuation from call {number} succeeded at first, and some "
@@ -206,14 +216,15 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
         yield f"lost {names}:" if loss.is_complete else f"lost {names}, or between:"
         for call in loss.calls:
             yield f"  {call.text}"
+        runs = [p for p in self.points if p.call.number == loss.last_good and p.successes]
         before = f"some continuations from call {loss.last_good} succeeded"
-        if loss.first_lost is None or loss.share is None:
+        if loss.group and not runs:
+            before = f"some rollouts of the group succeeded from call {loss.last_good} on"
+        if loss.first_lost is None:
             yield f"{before}, and the rollout itself did not"
         else:
-            yield (
-                f"{before}, and {plural(loss.share.n, 'continuation')} from call {loss.first_lost} "
-                f"did not: at most {loss.share.high:.0%} would (95%)"
-            )
+            count = plural(loss.failures, "continuation")
+            yield f"{before}, and none of {count} from call {loss.first_lost} did"
 
     def _cost_lines(self) -> Iterator[str]:
         everything = self.continuations

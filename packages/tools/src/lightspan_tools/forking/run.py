@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +39,9 @@ class Success(NamedTuple):
     reward: float
     source: str
     """Where it comes from, for the user."""
-    seen: bool
-    """Whether a rollout of the same task had it."""
+    same: int
+    """Number of other rollouts that had it from the same state: of the same group, answered by
+    weights of the same versions, sampled and scored as the continuations are."""
 
 
 class _Stopped(Exception):
@@ -120,6 +121,7 @@ class ForkCommand:
                 _ = each.endpoint and each.endpoint.api_key  # raises if its variable is not set
             used = await versions_used(store, config["run_id"], subject.episode, policies)
             weights = choose_weights(folder, config, policies, used, self.model)
+            subject = replace(subject, is_exact=bool(weights.models) and weights.is_exact)
             self.reporter.line(f"continuations are answered by {weights.text}")
             engine = None
             if weights.models:
@@ -273,19 +275,26 @@ class ForkCommand:
         others = [each for each in rows if each.task_id == row.task_id and each.fork is None]
         group = [each for each in others if row.group_id and each.group_id == row.group_id]
         own = -math.inf if episode.reward is None else episode.reward
+        versions = _versions_of(episode)
+        has_one = len(versions) == len({policy for policy, _ in versions})  # version per policy
+        is_comparable = has_one and row.mode is not Mode.VAL and self.reward is None
         for members, name in ((group, "the group"), (others, "the task")):
             ids = [each.rollout_id for each in members]
             views = await reader.read(await store.rollouts(ids)) if ids else []
-            rewards = [v.episode.reward for v in views if v.episode.reward is not None]
-            best = max(rewards, default=-math.inf)
-            if self.success is not None and best >= self.success:
-                break
-            if self.success is None and best > own:
-                count = sum(reward == best for reward in rewards)
+            scored = [v.episode for v in views if v.episode.reward is not None]
+            rewards = [each.reward for each in scored if each.reward is not None]
+            wanted = max(rewards, default=-math.inf) if self.success is None else self.success
+            same = sum(
+                reward >= wanted and _versions_of(each) == versions
+                for each, reward in zip(scored, rewards, strict=True)
+            )
+            same = same if members is group and is_comparable else 0
+            if self.success is not None:
+                return Success(wanted, "as given (--success)", same)
+            if wanted > own:
+                count = sum(reward == wanted for reward in rewards)
                 source = f"which {count} of {plural(len(rewards), 'rollout')} of {name} had"
-                return Success(best, source, seen=True)
-        if self.success is not None:
-            return Success(self.success, "as given (--success)", seen=best >= self.success)
+                return Success(wanted, source, same)
         raise ConfigError(
             f"no rollout of task {row.task_id} had a higher reward than {row.rollout_id} "
             f"({episode.reward}), so what a success is has to be given: --success REWARD"
@@ -326,7 +335,7 @@ class ForkCommand:
             return bool(report.successes)
 
         assert subject.success is not None
-        starts_good = subject.success.seen and not points[0].prefix
+        starts_good = bool(subject.success.same) and subject.is_exact and not points[0].prefix
         reason = ""
         try:
             await find_loss(search, succeeds, starts_good=starts_good, confirm=self.confirm)
@@ -334,7 +343,8 @@ class ForkCommand:
             reason = str(stop)
             if reason and not any(each.scored for each in reports):
                 raise LightspanError(reason) from None  # nothing was measured
-        return _loss(search, subject, points, reports, reason)
+        group = subject.success.same if starts_good else 0
+        return _loss(search, subject, points, reports, reason, group)
 
 
 @dataclass(frozen=True)
@@ -350,6 +360,8 @@ class _Subject:
     success: Success | None
     scorer: Scorer | None
     notes: list[str] = field(default_factory=list)
+    is_exact: bool = False
+    """Whether the continuations are answered by the weights of the rollout."""
 
     def distinct(self) -> list[ForkPoint]:
         """Return the calls from which the rollout can be continued, in causal order.
@@ -377,6 +389,7 @@ def _loss(
     points: Sequence[ForkPoint],
     reports: Sequence[r.PointReport],
     reason: str,
+    group: int,
 ) -> r.Loss:
     good, lost = search.last_good, search.first_lost
     is_end = lost == len(points)
@@ -389,13 +402,14 @@ def _loss(
             for point in subject.points[:-1]
             if (name := _id_of(point.call)) not in before and (after is None or name in after)
         ]
-    tests = [] if is_end else [e for e in reports if e.call.number == points[lost].number]
-    rewards = [float(n < (e.successes or 0)) for e in tests for n in range(len(e.scored))]
+    number = None if is_end else points[lost].number
+    tests = [each for each in reports if each.call.number == number and not each.successes]
     return r.Loss(
         calls=tuple(calls),
         last_good=None if good is None else points[good].number,
-        first_lost=None if is_end else points[lost].number,
-        share=r.interval_of(rewards),
+        first_lost=number,
+        failures=sum(len(each.scored) for each in tests),
+        group=group,
         reversals=tuple(points[each].number for each in search.reversals),
         is_complete=search.is_complete,
         reason=reason,
@@ -416,6 +430,12 @@ def _no_reward(report: r.PointReport) -> str:
             return f"{name}: {each.departed}. docs/guides/replay.md says what to do"
     messages = [each.message for each in report.continuations if each.message]
     return f"{name}: {messages[0] if messages else 'the app gave none'}"
+
+
+def _versions_of(episode: Episode) -> set[tuple[str, int]]:
+    """Return the policies that answered an episode, with the versions of their weights."""
+    records = [(call.policy, call.record) for call in episode.calls if call.record is not None]
+    return {(policy, version) for policy, record in records for version, _ in record.versions}
 
 
 def _id_of(call: Call | None) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.errors import AppError
+from lightspan.errors import AppError, NotFoundError
 from lightspan.lightning.episode import Episode, score_failure
 from lightspan.lightning.forks import ForkPoint
 from lightspan.plugins import load_plugin
@@ -105,7 +105,10 @@ class ForkSession:
 
     async def _ended(self, ids: Sequence[str]) -> list[Episode]:
         """Cancel the rollouts that have not ended, and return the episodes of the others."""
-        states = await self.store.rollouts(ids)
+        try:
+            states = await self.store.rollouts(ids)
+        except NotFoundError:  # Ctrl-C came before they were queued
+            return []
         await self.store.cancel([s.rollout.rollout_id for s in states if not s.status.final])
         episodes = await read_episodes(self.store, [s for s in states if s.status.final])
         return [episode for episode in episodes if episode.finished or episode.departed]

@@ -268,9 +268,11 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
     - k3 = exp(-x) - 1 + x: unbiased, never negative; as a loss, its expected gradient is that of
       KL(π_base‖π). This is the term of GRPO (arXiv 2402.03300, eq. 4).
 
-    These gradients hold for tokens that π sampled. Tokens of older weights or of another engine are
-    not reweighted here; DeepSeek-V3.2 (2512.02556) and TRL 1.16 multiply k3 by π/π_old, whose
-    gradient is that of KL(π‖π_base).
+    These gradients hold per token, for the distributions of the next token after the sampled
+    prefix: that π chose the prefix too is not differentiated, so they are not those of the KL
+    divergence of whole answers. They hold for tokens that π sampled. Tokens of older weights or of
+    another engine are not reweighted here; DeepSeek-V3.2 (2512.02556) and TRL 1.16 multiply k3 by
+    π/π_old, whose gradient is that of KL(π‖π_base).
 
     x itself, called k1, is no loss: its expected gradient is zero.
     """
