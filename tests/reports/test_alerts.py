@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import LightningRL
@@ -22,6 +23,8 @@ from lightspan_tools.alerts import (
     latest_step_fails,
     print_alerts,
     update_notes,
+    validation_failures_rise,
+    validation_falls,
 )
 from packages.core.tests.algorithms.scripted_world import episode
 
@@ -235,6 +238,7 @@ def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None
     assert not failing([0.4] * 12)
     assert not failing([0.4] * 6 + [0.1] * 6)
     assert not failing([0.0] * 6 + [0.04] * 6)
+    assert len(failing([0.1] * 200 + [0.7] * 6)) == 1
     [text] = failing([0.4] * 6 + [0.8] * 6)
     assert text.startswith("the app fails more often: 40 % of the rollouts in steps 1 to 3, 80 % ")
 
@@ -244,6 +248,68 @@ def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None
     [alert] = monitor.evaluated(Evaluation(step=10, rewards=rewards, failed=210))
     assert alert.name == "validation_failures_rise"
     assert "on 101 of 256 at step 0, on 210 of 256 now" in alert.text
+
+
+@pytest.mark.parametrize(
+    ("steps", "runs"), [(30, 100), (100, 100), pytest.param(300, 100, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("chance", [0.08, 0.4])
+def test_an_app_that_fails_as_often_as_before_hardly_ever_has_an_alert(
+    steps: int, runs: int, chance: float
+) -> None:
+    """Check tasks of which a constant share fails, each in all eight rollouts."""
+    rng, alerts = random.Random(steps), 0
+    for _ in range(runs):
+        monitor = AlertMonitor()
+        for step in range(steps):
+            failed = 8 * sum(rng.random() < chance for _ in range(16))
+            counts = {"rollouts": 128, "failed": failed, "batch/groups": 16}
+            alerts += len(monitor.step({"kind": "train", "step": step, **counts}))
+    assert alerts <= 0.02 * runs
+
+
+@pytest.mark.parametrize(("count", "runs"), [(10, 400), (20, 400), (50, 400)])
+@pytest.mark.parametrize(("tasks", "chance"), [(32, 0.15), (100, 0.07), (100, 0.4)])
+def test_held_out_failures_that_stay_hardly_ever_have_an_alert(
+    count: int, runs: int, tasks: int, chance: float
+) -> None:
+    rng, alerts = random.Random(count), 0
+    for _ in range(runs):
+        evaluations = []
+        for step in range(count):
+            failed = sum(rng.random() < chance for _ in range(tasks))
+            rewards = dict.fromkeys(map(str, range(tasks)), 0.5)
+            evaluations.append(Evaluation(step=step, rewards=rewards, failed=failed))
+        alerts += any(validation_failures_rise(evaluations[: end + 1]) for end in range(1, count))
+    assert alerts <= 0.02 * runs
+
+
+def test_held_out_failures_count_each_cluster_once() -> None:
+    rewards = {f"t{n}": 0.5 for n in range(256)}
+    evaluations = [
+        Evaluation(step=0, rewards=rewards, failed=64),
+        Evaluation(step=5, rewards=rewards, failed=128),
+    ]
+    assert validation_failures_rise(evaluations)
+    clusters = {task: task[-1] for task in rewards}  # 10 clusters
+    assert not validation_failures_rise(
+        [msgspec.structs.replace(each, clusters=clusters) for each in evaluations]
+    )
+
+
+@pytest.mark.parametrize(("tasks", "count", "runs"), [(10, 10, 50), (10, 20, 50), (32, 20, 50)])
+def test_a_held_out_reward_that_stays_hardly_ever_has_an_alert(
+    tasks: int, count: int, runs: int
+) -> None:
+    """Check tasks that a constant policy solves every other time."""
+    rng, alerts = random.Random(tasks + count), 0
+    for _ in range(runs):
+        evaluations = [
+            Evaluation(step=step, rewards={str(n): float(rng.random() < 0.5) for n in range(tasks)})
+            for step in range(count)
+        ]
+        alerts += any(validation_falls(evaluations[:end]) for end in range(2, count + 1))
+    assert alerts <= 0.02 * runs
 
 
 def test_a_resumed_run_does_not_repeat_an_alert() -> None:

@@ -38,8 +38,12 @@ MIN_LOSS_SE: Final = 3.5
 """Minimum fall of the reward since the start that raises an alert, in standard errors."""
 MIN_START_GROUPS: Final = 12
 """Minimum groups at the start with which later steps are compared."""
-MIN_RISE_SE: Final = 3.0
-"""Minimum rise of a failure rate that raises an alert, in standard errors."""
+MIN_RISE_SE: Final = 3.8
+"""Minimum rise of a failure rate that raises an alert, in standard errors, in a run of at most
+`MIN_FALL_STEPS` steps or evaluations."""
+MIN_HELD_OUT_SE: Final = 3.1
+"""Minimum fall of a held-out reward at the second evaluation, as a normal variable. It grows with
+the number of evaluations; an alert needs a fall of `MIN_FALL_SE` besides."""
 MIN_FALL_GROUPS: Final = 24
 """Minimum groups in a window for an alert: with fewer, standard errors are too uncertain."""
 MIN_FALL_TASKS: Final = 10
@@ -421,10 +425,24 @@ def _reward_falls(windows: _Windows, variance: float) -> str:
     error = math.sqrt(max(own, 2 * variance / WINDOW))
     groups = sum(line.get("batch/groups", 0) for line in latest)
     count = len(windows.lines)
-    least = math.sqrt(MIN_FALL_SE**2 + 4 * math.log(max(1, count / MIN_FALL_STEPS)))
+    least = _least_errors(MIN_FALL_SE, count, MIN_FALL_STEPS)
     if groups < MIN_FALL_GROUPS or not _reward(best) - _reward(latest) > least * error:
         return ""
     return _fall_text(best, latest, _reward(best), _reward(latest), error, windows.lines)
+
+
+def _least_errors(least: float, count: int, few: int) -> float:
+    """Return the minimum change that raises an alert, in standard errors.
+
+    It grows with the number of comparisons: a normal variable exceeds it with a probability that
+    falls as 1/count², so that the sum over a run of any length stays small.
+
+    Args:
+        least: minimum for at most `few` steps or evaluations.
+        count: number of steps or evaluations so far.
+        few: number above which the minimum grows.
+    """
+    return math.sqrt(least**2 + 4 * math.log(max(1, count / few)))
 
 
 def _reward_is_lost(sums: _RewardSums) -> str:
@@ -467,6 +485,8 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
     """Return the text of an alert if the latest held-out evaluation is far below the best one.
 
     Return "" if there is no alert. Only tasks that have a score in both evaluations are compared.
+    The threshold grows with the number of evaluations. It is that of a normal variable, turned into
+    one of Student's t with the same likelihood ratio, because few tasks give an uncertain error.
     """
     latest = evaluations[-1]
     comparable = [earlier.restated(latest.failure_reward) for earlier in evaluations[:-1]]
@@ -480,7 +500,9 @@ def validation_falls(evaluations: Sequence[Evaluation]) -> str:
         return ""
     # the lower bound may be cut at the smallest possible reward
     error = (gain.high - gain.mean) / t_quantile(units - 1)
-    if not -gain.mean > MIN_FALL_SE * error:
+    normal = _least_errors(MIN_HELD_OUT_SE, len(evaluations), 2)
+    least = math.sqrt((units - 1) * math.expm1(normal**2 / (units - 1)))
+    if not -gain.mean > max(MIN_FALL_SE, least) * error:
         return ""
     return (
         f"the held-out reward has fallen since step {best.step}: by {gain} on the tasks that both "
@@ -529,7 +551,9 @@ def calls_are_rejected(train: Sequence[Line]) -> str:
 def failures_rise(train: Sequence[Line]) -> str:
     """Return the text of an alert if the app fails more often in training than before; else "".
 
-    Rollouts of the same task often fail together. So the standard error counts each task once.
+    Rollouts of the same task often fail together. So the standard error counts each task once. It
+    is at least that of the run's mean rate, and the threshold grows with the number of steps,
+    because the best window of a long run is low by chance.
     """
     return _failures_rise(_filled(_failure_windows(), train))
 
@@ -547,7 +571,7 @@ def _failures_rise(windows: _Windows) -> str:
         return ""
     before, now = _failure_rate(best), _failure_rate(latest)
     sizes = [sum(x.get("batch/groups", x["rollouts"]) for x in part) for part in (best, latest)]
-    if not _rises(before, now, *sizes):
+    if not _rises(before, now, *sizes, run=_failure_rate(windows.lines), count=len(windows.lines)):
         return ""
     return (
         f"the app fails more often: {100 * before:.0f} % of the rollouts in steps "
@@ -557,11 +581,16 @@ def _failures_rise(windows: _Windows) -> str:
 
 
 def validation_failures_rise(evaluations: Sequence[Evaluation]) -> str:
-    """Return the text of an alert if the app fails on more held-out tasks than before; else ""."""
+    """Return the text of an alert if the app fails on more held-out tasks than before; else "".
+
+    The standard error counts each cluster of tasks once.
+    """
     sizes = [len(each.rewards) + each.unscored for each in evaluations]
     rates = [each.failed / max(1, size) for each, size in zip(evaluations, sizes, strict=True)]
     best = min(range(len(rates)), key=rates.__getitem__)
-    if not _rises(rates[best], rates[-1], sizes[best], sizes[-1]):
+    units = [_units(evaluations[place], sizes[place]) for place in (best, -1)]
+    run = sum(each.failed for each in evaluations) / max(1, sum(sizes))
+    if not _rises(rates[best], rates[-1], *units, run=run, count=len(evaluations)):
         return ""
     return (
         f"the app fails on more held-out tasks: on {evaluations[best].failed} of {sizes[best]} at "
@@ -570,19 +599,37 @@ def validation_failures_rise(evaluations: Sequence[Evaluation]) -> str:
     )
 
 
+def _units(evaluation: Evaluation, size: int) -> float:
+    """Return the number of independent units among `size` tasks: of clusters if they have some."""
+    clusters = evaluation.clusters
+    return size * len(set(clusters.values())) / len(clusters) if clusters else size
+
+
 _FAILURE_ADVICE: Final = (
     "Let the app return a low reward in place of raising, give failure_reward= a value below that "
     "of a wrong answer, or look at what fails: lightspan inspect"
 )
 
 
-def _rises(before: float, now: float, size_before: float, size_now: float) -> bool:
-    """Return whether a failure rate has risen above `FAILURE_WARNING`, and not by chance."""
+def _rises(
+    before: float, now: float, size_before: float, size_now: float, *, run: float, count: int
+) -> bool:
+    """Return whether a failure rate has risen above `FAILURE_WARNING`, and not by chance.
+
+    Args:
+        before: lowest rate of the run so far.
+        now: latest rate.
+        size_before: number of independent units behind `before`.
+        size_now: number of independent units behind `now`.
+        run: rate of the run so far.
+        count: number of steps or evaluations so far.
+    """
     if not size_before or not size_now or now <= FAILURE_WARNING:
         return False
     pooled = (before * size_before + now * size_now) / (size_before + size_now)
-    error = math.sqrt(pooled * (1 - pooled) * (1 / size_before + 1 / size_now))
-    return now - before > MIN_RISE_SE * error
+    variance = max(pooled * (1 - pooled), run * (1 - run))
+    error = math.sqrt(variance * (1 / size_before + 1 / size_now))
+    return now - before > _least_errors(MIN_RISE_SE, count, MIN_FALL_STEPS) * error
 
 
 def _failure_rate(lines: Sequence[Line]) -> float:
