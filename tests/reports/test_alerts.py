@@ -238,7 +238,7 @@ def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None
     assert not failing([0.4] * 12)
     assert not failing([0.4] * 6 + [0.1] * 6)
     assert not failing([0.0] * 6 + [0.04] * 6)
-    assert len(failing([0.1] * 200 + [0.5] * 6)) == 1
+    assert len(failing([0.1] * 200 + [0.7] * 6)) == 1
     [text] = failing([0.4] * 6 + [0.8] * 6)
     assert text.startswith("the app fails more often: 40 % of the rollouts in steps 1 to 3, 80 % ")
 

@@ -571,7 +571,7 @@ def _failures_rise(windows: _Windows) -> str:
         return ""
     before, now = _failure_rate(best), _failure_rate(latest)
     sizes = [sum(x.get("batch/groups", x["rollouts"]) for x in part) for part in (best, latest)]
-    if not _rises(before, now, *sizes, _failure_rate(windows.lines), len(windows.lines)):
+    if not _rises(before, now, *sizes, run=_failure_rate(windows.lines), count=len(windows.lines)):
         return ""
     return (
         f"the app fails more often: {100 * before:.0f} % of the rollouts in steps "
@@ -590,7 +590,7 @@ def validation_failures_rise(evaluations: Sequence[Evaluation]) -> str:
     best = min(range(len(rates)), key=rates.__getitem__)
     units = [_units(evaluations[place], sizes[place]) for place in (best, -1)]
     run = sum(each.failed for each in evaluations) / max(1, sum(sizes))
-    if not _rises(rates[best], rates[-1], *units, run, len(evaluations)):
+    if not _rises(rates[best], rates[-1], *units, run=run, count=len(evaluations)):
         return ""
     return (
         f"the app fails on more held-out tasks: on {evaluations[best].failed} of {sizes[best]} at "
@@ -612,7 +612,7 @@ _FAILURE_ADVICE: Final = (
 
 
 def _rises(
-    before: float, now: float, size_before: float, size_now: float, run: float, count: int
+    before: float, now: float, size_before: float, size_now: float, *, run: float, count: int
 ) -> bool:
     """Return whether a failure rate has risen above `FAILURE_WARNING`, and not by chance.
 
