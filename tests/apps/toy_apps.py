@@ -167,14 +167,15 @@ def is_careless(answer: str) -> bool:
 def crosses(task: dict[str, Any]) -> float:
     """Call the walker six times; return 1 unless an answer broke the bridge, which nothing mends.
 
-    With `task["clock"]`, each prompt has the time in it.
+    Each answer is followed by a tool. With `task["clock"]`, each prompt has the time in it.
     """
     answer, is_whole = "", True
     for plank in range(6):
         clock = f" at {time.time()}" if task.get("clock") else ""
         with lightspan.agent("walker"):
             answer = say(f"{task['q']} {plank} {answer!r}{clock}")
-        is_whole = is_whole and not is_careless(answer)
+        with lightspan.tool("tread"):
+            is_whole = is_whole and not is_careless(answer)
     return float(is_whole)
 
 

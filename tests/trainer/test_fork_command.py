@@ -140,7 +140,7 @@ def test_continuations_of_one_call(
         tokens = sum(len(e.record.response_ids) for e in fork.calls[3:] if e.record is not None)
         assert row["answer"] == answers[3]
         assert (row["sampled"], row["repeated"], row["tokens"]) == (3, 3, tokens)
-        assert (row["tools"], row["departed"], row["message"]) == (0, "", "")
+        assert (row["tools"], row["departed"], row["message"]) == (3, "", "")
     rewards = [row["reward"] for row in point["continuations"]]
     assert point["mean"]["mean"] == pytest.approx(sum(rewards) / 5)
     assert point["mean"]["n"] == 5
@@ -150,7 +150,7 @@ def test_continuations_of_one_call(
         "sampled_calls": 15,
         "repeated_calls": 15,
         "generated_tokens": sum(row["tokens"] for row in point["continuations"]),
-        "repeated_tool_calls": 0,
+        "repeated_tool_calls": 15,
     }
     shown = inspect_run(forks.path)
     assert "5 rollouts, 5 of them forks or replays" in shown
