@@ -365,14 +365,11 @@ def credit(session: nox.Session, adapter: str) -> None:
 
 @nox.session(default=False)
 def outside(session: nox.Session) -> None:
-    """Run a benchmark on tasks of others: `nox -s outside -- benchmarks/defaults.py`, with its
-    options, or benchmarks/peers_learning.py. Hours; goes on where it stopped (docs/evidence)."""
-    if not session.posargs:
-        session.error("name a script: nox -s outside -- benchmarks/defaults.py")
+    """Run benchmarks/defaults.py, or the script after --, on tasks of others, for hours."""
     for example in ("sql", "math", "rag", "quest", "router"):
         envs.install_example(session, example)
     envs.install(session, *envs.PINS, *envs.GROUPS["outside"])
-    run_benchmark(session, "python", *session.posargs)
+    run_benchmark(session, "python", *(session.posargs or ["benchmarks/defaults.py"]))
 
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
