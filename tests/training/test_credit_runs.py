@@ -141,7 +141,7 @@ def test_a_critic_that_is_trusted_is_built_on(
     critic = Critic(lam=0.25, warmup=7)
     options = {"estimator": "ppo", "critic": critic, "gamma": 0.5, "group_size": 1}
     algorithm = rl(**options, tasks_per_step=4)
-    algorithm.load_state({"critic": {"fits": 7, "explained": 0.9, "by_policy": {"policy": 7}}})
+    algorithm.load_state({"critic": {"explained": 0.9, "by_policy": {"policy": 7}}})
     learner = Recording(tiny, critic)
     run = trainer(algorithm, tmp_path / "run", steps=1, learner=learner)
     run.fit(parsed, ask(4))
@@ -174,7 +174,7 @@ def test_a_run_with_a_critic_goes_on_exactly(
         assert [line.get(name) for line in lines[0]] == [line.get(name) for line in lines[1]]
     states = [_state(run) for run in (whole, again)]
     assert states[0] == states[1]
-    assert states[0]["critic"]["fits"] == 3
+    assert states[0]["critic"]["by_policy"] == {"policy": 3}
     files = [_checkpoint(run) / "learner" for run in (whole, again)]
     for name in ("critic-0.safetensors", "weights-0.safetensors", "optimizer-0.safetensors"):
         assert (files[0] / name).read_bytes() == (files[1] / name).read_bytes(), name

@@ -288,17 +288,17 @@ def test_explained_variance(values, targets, expected):
     ],
 )
 def test_values_are_trusted_once_they_explain_something(fits, explained, expected):
-    warmup = CriticWarmup(fits, explained, {"a": fits, "b": 9})
+    warmup = CriticWarmup(explained, {"a": fits, "b": 9})
     assert warmup.lambda_(Critic(lam=0.9, warmup=5), ("a", "b")) == expected
-    never_fitted = CriticWarmup(0, explained)
+    never_fitted = CriticWarmup(explained)
     assert never_fitted.lambda_(Critic(lam=0.9, warmup=0), ("a",)) == 1.0
 
 
 def test_a_policy_without_fits_keeps_lambda_1():
     """Check a policy that is first called after the warm-up, and a checkpoint of before."""
     critic = Critic(lam=0.9, warmup=5)
-    assert CriticWarmup(5, 0.8, {"a": 5}).lambda_(critic, ["a"]) == 0.9
-    assert CriticWarmup(5, 0.8, {"a": 5}).lambda_(critic, ["a", "b"]) == 1.0
+    assert CriticWarmup(0.8, {"a": 5}).lambda_(critic, ["a"]) == 0.9
+    assert CriticWarmup(0.8, {"a": 5}).lambda_(critic, ["a", "b"]) == 1.0
     old = msgspec.convert({"fits": 5, "explained": 0.8}, CriticWarmup)
     assert old.lambda_(critic, ["a"]) == 1.0
 
@@ -321,9 +321,9 @@ def step(rewards, values, group_size):
 
 
 def test_values_are_not_trusted_where_rewards_did_not_vary():
-    warmup = CriticWarmup(5, 0.9, {"policy": 5})
+    warmup = CriticWarmup(0.9, {"policy": 5})
     assert warmup.update(step([1.0] * 4, [-5.0] * 4, 2), {"value_loss": 36.0}, ["policy"]) == {}
-    assert (warmup.fits, warmup.explained, warmup.by_policy) == (6, None, {"policy": 6})
+    assert (warmup.explained, warmup.by_policy) == (None, {"policy": 6})
     assert warmup.lambda_(Critic(lam=0.9), ["policy"]) == 1.0
 
 

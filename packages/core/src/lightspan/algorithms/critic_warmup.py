@@ -20,8 +20,6 @@ from lightspan.protocols.learner import Critic
 class CriticWarmup(msgspec.Struct):
     """Decides during a run from when on a critic's values are good enough to be used."""
 
-    fits: int = 0
-    """Iterations in which the critic was fitted."""
     explained: float | None = None
     """Explained variance of the last iteration's rewards-to-go, before the critic was fitted to
     them; the minimum over policies. None before the first fit, or if it is unknown for a policy,
@@ -41,7 +39,7 @@ class CriticWarmup(msgspec.Struct):
             critic: settings of the critic.
             policies: policies of the iteration's rows.
         """
-        fits = min((self.by_policy.get(policy, 0) for policy in policies), default=self.fits)
+        fits = min((self.by_policy.get(policy, 0) for policy in policies), default=0)
         is_fitted = fits >= max(critic.warmup, 1)
         explained = 0.0 if self.explained is None else self.explained
         is_trusted = is_fitted and explained >= TRUSTED_VARIANCE
@@ -63,7 +61,6 @@ class CriticWarmup(msgspec.Struct):
         """
         if "value_loss" not in metrics:  # the critic was not fitted
             return {}
-        self.fits += 1
         for policy in policies:
             self.by_policy[policy] = self.by_policy.get(policy, 0) + 1
         explained = _explained(batch)
