@@ -19,6 +19,10 @@ from lightspan.schema.routing import Route
 from lightspan.schema.token_records import CallOutcome
 
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.RESAMPLED, CallOutcome.REPLAYED)
+_NOT_AT_GATEWAY: Final = (
+    "not a call of the gateway, so its answer cannot be given again; serve its agent there "
+    '(frozen="base" or frozen=LLM(…)) and run the task again'
+)
 
 
 class ForkPoint(msgspec.Struct, frozen=True):
@@ -57,19 +61,13 @@ def fork_points(episode: Episode) -> list[ForkPoint]:
         ]
         refusal = whole or next(filter(None, (_refusal(c, 1 + calls.index(c)) for c in before)), "")
         if start is None:
-            refusal = whole or f"it is {_PAST}"
+            refusal = whole or f"it is {_NOT_AT_GATEWAY}"
         ended = sorted((c.sequence_end, c.call_id) for c in before if c.sequence_end is not None)
         prefix = tuple(call_id for _, call_id in ended)
         points.append(
             ForkPoint(episode.rollout_id, episode.attempt_id, call, number, prefix, refusal)
         )
     return points
-
-
-_PAST: Final = (
-    "not a call of the gateway, so its answer cannot be given again; serve its agent there "
-    '(frozen="base" or frozen=LLM(…)) and run the task again'
-)
 
 
 def _episode_refusal(episode: Episode) -> str:
@@ -86,7 +84,7 @@ def _refusal(call: Call, number: int) -> str:
     """Return why a call of a prefix cannot be answered as recorded; empty if it can be."""
     name = f"call {number}, of {call.agent_path!r}, "
     if call.sequence_end is None:
-        return f"{name}is {_PAST}"
+        return f"{name}is {_NOT_AT_GATEWAY}"
     if call.outcome not in _ANSWERED:
         return f"{name}has no answer that reached the app ({call.outcome})"
     has_tokens = call.record is not None or call.route is Route.ENDPOINT
