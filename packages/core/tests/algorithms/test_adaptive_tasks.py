@@ -192,6 +192,19 @@ def test_every_task_is_drawn_at_the_floor_rate(
         assert len(set(drawn[start : start + window])) == count
 
 
+def test_hopeless_tasks_are_drawn_at_the_floor_rate() -> None:
+    """Check windows in which the order of the rates alone would leave tasks out."""
+    rates, drawn = TaskRates(), list[str]()
+    order = AdaptiveOrder(ids(40), lambda: rates, 0)
+    for _ in range(120):
+        taken = [task["id"] for task in order.take(len(drawn), 4)]
+        drawn += taken
+        add(rates, *(group(name, *[float(int(name) < 20), 0.0] * 8) for name in taken))
+    window = FLOOR_EVERY * 40
+    for start in range(len(drawn) - window + 1):
+        assert len(set(drawn[start : start + window])) == 40
+
+
 def test_tasks_that_vary_are_drawn_most() -> None:
     """Draw 50 steps of 8 of 60 tasks, of which 12 succeed at times, 24 always and 24 never.
 
