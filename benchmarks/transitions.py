@@ -156,7 +156,7 @@ def transitions(trace: Trace) -> list[Transition]:
 
 def with_ids(trace: Trace) -> list[tuple[list[int], list[int]]]:
     """Convert a trace to transitions, and unpack all token ids into lists."""
-    return [(one.prompt_ids, one.response_ids) for one in transitions(trace)]
+    return [(one.record.prompt_ids, one.record.response_ids) for one in transitions(trace)]
 
 
 def with_rows(trace: Trace) -> int:
