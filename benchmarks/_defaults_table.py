@@ -58,50 +58,50 @@ def task_table(done: Mapping[Key, Row], constant: Mapping[str, float]) -> str:
         arms = [arm for arm in ARMS if runs_of(done, task, arm)]
         lines += [_cells(_task_cells(done, task, arm)) for arm in arms]
         if arms and task in constant:
-            found = f"{constant[task]:.3f}"
-            lines.append(_cells((task, "a constant answer", "", found, "", "", "", "", "")))
+            score = f"{constant[task]:.3f}"
+            lines.append(_cells((task, "a constant answer", "", score, "", "", "", "", "")))
     return "\n".join(lines)
 
 
 def _task_cells(done: Mapping[Key, Row], task: str, arm: str) -> Sequence[str]:
-    found = runs_of(done, task, arm)
-    start, end = (_mean([row[when]["mean"] for row in found]) for when in ("start", "end"))
-    exact = [row[when]["exact"] for when in ("start", "end") for row in found]
+    runs = runs_of(done, task, arm)
+    start, end = (_mean([row[when]["mean"] for row in runs]) for when in ("start", "end"))
+    exact = [row[when]["exact"] for when in ("start", "end") for row in runs]
     both = (
         ""
         if None in exact
         else " → ".join(
-            f"{_mean([row[when]['exact'] for row in found]):.3f}" for when in ("start", "end")
+            f"{_mean([row[when]['exact'] for row in runs]):.3f}" for when in ("start", "end")
         )
     )
-    moved = [kl for row in found for kl in row["training"]["approx_kl"]]
-    collapsed = [row["seed"] for row in found if is_collapsed(row)]
+    moved = [kl for row in runs for kl in row["training"]["approx_kl"]]
+    collapsed = [row["seed"] for row in runs if is_collapsed(row)]
     mark = f" **collapsed: seed {', '.join(map(str, collapsed))}**" if collapsed else ""
     against = differences(done, task, arm)
     return (
         task,
         arm,
-        ", ".join(str(row["seed"]) for row in found),
+        ", ".join(str(row["seed"]) for row in runs),
         f"{start:.3f} → {end:.3f}{mark}",
         both,
-        _interval(_crossed(found, [row["start"]["rewards"] for row in found])),
+        _interval(_crossed(runs, [row["start"]["rewards"] for row in runs])),
         "" if arm == TODAY or not against else _interval(_against(done, task, arm)),
         f"{_mean(moved):.4f}, {max(moved):.3f}" if moved else "",
-        f"{_mean([sum_cpu(row) for row in found]):.0f}",
+        f"{_mean([sum_cpu(row) for row in runs]):.0f}",
     )
 
 
 def runs_of(done: Mapping[Key, Row], task: str, arm: str) -> list[Row]:
     """Return the runs of a task and an arm, by seed."""
-    found = [row for key, row in done.items() if (key.task, key.arm) == (task, arm)]
-    return sorted(found, key=lambda row: row["seed"])
+    runs = [row for key, row in done.items() if (key.task, key.arm) == (task, arm)]
+    return sorted(runs, key=lambda row: row["seed"])
 
 
 def differences(done: Mapping[Key, Row], task: str, arm: str) -> dict[int, float]:
     """Return seed → end of the arm less end of today's defaults, for seeds that have both."""
     today = {row["seed"]: row["end"]["mean"] for row in runs_of(done, task, TODAY)}
-    found = {row["seed"]: row["end"]["mean"] for row in runs_of(done, task, arm)}
-    return {seed: found[seed] - today[seed] for seed in found.keys() & today.keys()}
+    ends = {row["seed"]: row["end"]["mean"] for row in runs_of(done, task, arm)}
+    return {seed: ends[seed] - today[seed] for seed in ends.keys() & today.keys()}
 
 
 def _against(done: Mapping[Key, Row], task: str, arm: str) -> Interval:
@@ -155,10 +155,10 @@ def arm_table(done: Mapping[Key, Row]) -> str:
     lines = [_cells(HEADS), _cells(["---"] * len(HEADS))]
     for arm in (name for name in ARMS if name != TODAY):
         by_task = {task: differences(done, task, arm) for task in TASKS}
-        by_task = {task: found for task, found in by_task.items() if found}
+        by_task = {task: gains for task, gains in by_task.items() if gains}
         if not by_task:
             continue
-        means = [_mean(list(found.values())) for found in by_task.values()]
+        means = [_mean(list(gains.values())) for gains in by_task.values()]
         collapsed = [str(key) for key, row in done.items() if key.arm == arm and is_collapsed(row)]
         lines.append(
             _cells(
@@ -180,12 +180,12 @@ def over_tasks(done: Mapping[Key, Row], arm: str) -> Interval:
     Only seeds count that all tasks of the arm have; without one, it is the mean without an
     interval.
     """
-    by_task = [found for task in TASKS if (found := differences(done, task, arm))]
-    seeds = set.intersection(*(set(found) for found in by_task))
+    by_task = [gains for task in TASKS if (gains := differences(done, task, arm))]
+    seeds = set.intersection(*(set(gains) for gains in by_task))
     if not seeds:
-        mean = _mean([_mean(list(found.values())) for found in by_task])
+        mean = _mean([_mean(list(gains.values())) for gains in by_task])
         return Interval(mean, -math.inf, math.inf, 0)
-    return seed_interval([_mean([found[seed] for found in by_task]) for seed in sorted(seeds)])
+    return seed_interval([_mean([gains[seed] for gains in by_task]) for seed in sorted(seeds)])
 
 
 def complete_tasks(done: Mapping[Key, Row], arm: str, stage: str) -> list[str]:
@@ -220,8 +220,8 @@ def choice_text(done: Mapping[Key, Row], stage: str) -> str:
             f"No arm can be chosen yet: at most {whole} tasks have all seeds of an arm and of "
             f"today's, and {MIN_TASKS} are needed."
         )
-    found = choice(done, stage)
-    return f"Chosen: `{found}`." if found else "No arm is better than today's without a collapse."
+    arm = choice(done, stage)
+    return f"Chosen: `{arm}`." if arm else "No arm is better than today's without a collapse."
 
 
 def missing_text(done: Mapping[Key, Row], stage: str) -> str:
@@ -243,15 +243,15 @@ def missing_text(done: Mapping[Key, Row], stage: str) -> str:
 
 def errors_text(rows: Sequence[Row], stage: str) -> Iterator[str]:
     """Yield the errors of runs, if there are any."""
-    found = [row for row in rows if "error" in row and row["stage"] == stage]
-    if found:
-        yield "\n".join(f"- {Key.of(row)} failed: {row['error']}" for row in found)
+    failures = [row for row in rows if "error" in row and row["stage"] == stage]
+    if failures:
+        yield "\n".join(f"- {Key.of(row)} failed: {row['error']}" for row in failures)
 
 
-def _interval(found: Interval) -> str:
-    if math.isinf(found.low):
-        return f"{found.mean:+.3f}"
-    return f"{found.mean:+.3f} ({found.low:+.3f}..{found.high:+.3f})"
+def _interval(interval: Interval) -> str:
+    if math.isinf(interval.low):
+        return f"{interval.mean:+.3f}"
+    return f"{interval.mean:+.3f} ({interval.low:+.3f}..{interval.high:+.3f})"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -139,10 +139,10 @@ class Script:
             The role; None if the request is none of the expected ones, so that the attempt departs.
         """
         if request_id not in self._placements:
-            found = self._find(agent_path, body_hash)
-            if found is None:
+            placement = self._find(agent_path, body_hash)
+            if placement is None:
                 return None
-            self._placements[request_id] = found
+            self._placements[request_id] = placement
         return self._placements[request_id]
 
     def _find(self, agent_path: str, body_hash: str) -> Placement | None:

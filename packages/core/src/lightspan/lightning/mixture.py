@@ -138,8 +138,10 @@ def fit(steps: Sequence[StepMoments], start: Coefficients) -> Coefficients:
         rows.append([*row, error / spreads[i]])
     for i, change in zip(varied, _solve(rows), strict=True):
         slopes[i] += change / spreads[i]
-    found = Coefficients(means[_CREDIT] - _dot(slopes, means[:_CREDIT]), *slopes)
-    return found if all(map(math.isfinite, found)) else start  # squares of rewards may overflow
+    coefficients = Coefficients(means[_CREDIT] - _dot(slopes, means[:_CREDIT]), *slopes)
+    return (
+        coefficients if all(map(math.isfinite, coefficients)) else start
+    )  # squares of rewards may overflow
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
@@ -203,8 +205,8 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
             numbers = (1.0, others, call.expected or 0.0, state.baseline - others)
             pairs = zip(Coefficients._fields, numbers, self.coefficients, strict=True)
             terms = tuple(CreditTerm(name, x, 0.0, 1.0, weight) for name, x, weight in pairs)
-            found = state._replace(baseline=math.fsum(term.value for term in terms))
-            comparisons.append(found._replace(expected=call.expected, mixture=terms))
+            comparison = state._replace(baseline=math.fsum(term.value for term in terms))
+            comparisons.append(comparison._replace(expected=call.expected, mixture=terms))
         return comparisons
 
 

@@ -330,8 +330,8 @@ class ForkCommand:
                 raise _Stopped
             if not report.scored:
                 raise _Stopped(_no_reward(report))
-            found = f"{report.successes} of {plural(len(report.scored), 'continuation')}"
-            self.reporter.line(f"from {title}: {found} succeeded")
+            successes = f"{report.successes} of {plural(len(report.scored), 'continuation')}"
+            self.reporter.line(f"from {title}: {successes} succeeded")
             return bool(report.successes)
 
         assert subject.success is not None
@@ -371,16 +371,16 @@ class _Subject:
         Raises:
             DataError: there are none.
         """
-        found: dict[frozenset[str], ForkPoint] = {}
+        points: dict[frozenset[str], ForkPoint] = {}
         for point in self.points[:-1]:
             if not point.refusal:
-                found.setdefault(frozenset(point.prefix), point)
-        if not found:
+                points.setdefault(frozenset(point.prefix), point)
+        if not points:
             raise DataError(
                 f"rollout {self.rollout.rollout_id} cannot be continued from any of its calls: "
                 f"{self.points[0].refusal}"
             )
-        return list(found.values())
+        return list(points.values())
 
 
 def _loss(

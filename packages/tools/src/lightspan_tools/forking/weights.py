@@ -145,16 +145,16 @@ def choose_weights(
 
 def _sources(run: RunFolder) -> list[_Source]:
     """Return the weights that a run keeps, in the order of their steps."""
-    found = [_Source(0, "start")]
+    sources = [_Source(0, "start")]
     result = run.read_result() or {}
     if result.get(KEY) is not None and run.model.is_dir():
         kept = result.get("kept") or {}
-        found.append(_Source(kept.get("step", result["steps"]), "export", run.model))
+        sources.append(_Source(kept.get("step", result["steps"]), "export", run.model))
     for path in checkpoints.list_checkpoints(run.checkpoints):
         step = checkpoints.load_state(path).step
         if step > 0 and (path / checkpoints.LEARNER / _MANIFEST).is_file():
-            found.append(_Source(step, "checkpoint", path / checkpoints.LEARNER))
-    return sorted(found, key=lambda source: source.step)
+            sources.append(_Source(step, "checkpoint", path / checkpoints.LEARNER))
+    return sorted(sources, key=lambda source: source.step)
 
 
 def _name(source: _Source) -> str:
