@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -43,6 +44,27 @@ async def test_a_connection_that_idles_is_closed(store: Store) -> None:
         for _, writer in opened:
             writer.transport.abort()
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("iterations", range(5))
+async def test_a_connection_that_is_accepted_at_the_last_moment_is_closed(
+    store: Store, iterations: int
+) -> None:
+    """Check that no connection stays open, however far its acceptance was when the server closed.
+
+    Such a connection was accepted and closed by nobody: `unclosed transport`.
+    """
+    async with make_rig(store, "ok") as rig:
+        with socket.create_connection(("127.0.0.1", port_of(rig))) as client:
+            client.setblocking(False)
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            await rig.gateway.close()
+            loop = asyncio.get_running_loop()
+            try:
+                assert await asyncio.wait_for(loop.sock_recv(client, 1), 5.0) == b""
+            except ConnectionResetError:  # it was still in the backlog
+                pass
 
 
 async def test_a_port_that_is_taken_is_named(store: Store) -> None:

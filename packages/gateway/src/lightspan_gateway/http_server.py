@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -52,6 +53,7 @@ class HttpServer(ABC):
         self._shutdown_s = shutdown_s
         self._tls = tls
         self._app_runner: web.AppRunner | None = None
+        self._listener: asyncio.Server
 
     @abstractmethod
     def _routes(self) -> Sequence[web.AbstractRouteDef]:
@@ -83,20 +85,22 @@ class HttpServer(ABC):
             shutdown_timeout=self._shutdown_s,
         )
         await runner.setup()
+        assert runner.server is not None
         try:
-            await web.TCPSite(
-                runner, self._host, self._port, ssl_context=self._tls, backlog=BACKLOG
-            ).start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                runner.server, self._host, self._port, ssl=self._tls, backlog=BACKLOG
+            )
         except OSError as error:
             await runner.cleanup()
             raise _cannot_listen(self._host, self._port, error) from error
         self._app_runner = runner
-        self._port = runner.addresses[0][1]
+        self._port = self._listener.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Stop listening and cancel the running handlers. Idempotent."""
         runner, self._app_runner = self._app_runner, None
         if runner is not None:
+            await _stop_listening(self._listener)
             await runner.cleanup()
 
     async def __aenter__(self) -> Self:
@@ -125,6 +129,20 @@ class HttpServer(ABC):
     def port(self) -> int:
         """The port on which the server listens. Read it after `start`."""
         return self._port
+
+
+async def _stop_listening(listener: asyncio.Server) -> None:
+    """Accept no more connections, and hand over those that are accepted.
+
+    asyncio hands a connection over two iterations after it accepted it. If the listener were closed
+    in between, nobody would close the connection.
+    """
+    loop = asyncio.get_running_loop()
+    for listening in listener.sockets:
+        loop.remove_reader(listening.fileno())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    listener.close()
 
 
 def _is_server_error(record: logging.LogRecord) -> bool:
