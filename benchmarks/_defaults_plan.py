@@ -55,6 +55,11 @@ TASKS: Final[Mapping[str, TaskPlan]] = {
     "quest": TaskPlan(kind="example", steps=8, cpu_s=400),
 }
 """Task → what is run. The cheapest tasks come first."""
+SCREENED: Final = (
+    *("family_relationships", "letter_counting", "leg_counting", "gcd"),
+    *("coin_collector", "sql", "math", "rag"),
+)
+"""Tasks on which all arms are run. The others cost as much again, and only confirm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +116,12 @@ class Stage:
 
     split: Literal["dev", "test"]
     seeds: Sequence[int]
+    tasks: Sequence[str]
 
 
 STAGES: Final[Mapping[str, Stage]] = {
-    "screening": Stage(split="dev", seeds=(0, 1)),
-    "confirmation": Stage(split="test", seeds=(10, 11, 12, 13, 14)),
+    "screening": Stage(split="dev", seeds=(0,), tasks=SCREENED),
+    "confirmation": Stage(split="test", seeds=(10, 11, 12, 13, 14), tasks=tuple(TASKS)),
 }
 
 
@@ -146,12 +152,13 @@ def runs(stage: str, chosen: str | None = None) -> list[Key]:
     arms = list(ARMS)
     if stage == "confirmation":
         arms = list(dict.fromkeys([TODAY, *([chosen] if chosen else []), PERMUTED]))
+    plans = {task: TASKS[task] for task in STAGES[stage].tasks}
     return [
         Key(stage, task, arm, seed)
         for seed in STAGES[stage].seeds
         for kind in ("reasoning", "textworld", "example")
         for arm in arms
-        for task, plan in TASKS.items()
+        for task, plan in plans.items()
         if plan.kind == kind and (plan.model == "tiny" or not ARMS[arm].lora)
     ]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import _defaults_plan as plan
 import _defaults_table as table
@@ -40,7 +41,9 @@ def test_the_stages_share_no_seed_and_no_split() -> None:
         "tasks-4",
         "permuted",
     }
-    lora = {key.task for key in plan.runs("screening") if key.arm == "lora"}
+    assert {key.task for key in plan.runs("screening")} == set(plan.SCREENED)
+    assert {key.task for key in plan.runs("confirmation")} == set(plan.TASKS)
+    lora = {key.task for key in plan.runs("confirmation", "lora") if key.arm == "lora"}
     assert lora == {name for name, task in plan.TASKS.items() if task.model == "tiny"}
 
 
@@ -65,6 +68,13 @@ def test_an_arm_differs_from_the_defaults_by_what_it_says(tmp_path: Path, tiny: 
 
 
 # --- the rule of choice -------------------------------------------------------------------------
+@pytest.fixture
+def two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give screening a second seed, so that a missing one can be told."""
+    stage = replace(plan.STAGES["screening"], seeds=(0, 1))
+    monkeypatch.setitem(cast("dict[str, plan.Stage]", plan.STAGES), "screening", stage)
+
+
 def row(task: str, arm: str, seed: int, start: float, end: float) -> dict[str, Any]:
     """Return a row of 100 held-out tasks, of which the shares `start` and `end` are solved."""
     solved = [[1] * round(100 * share) + [0] * round(100 * (1 - share)) for share in (start, end)]
@@ -83,7 +93,7 @@ def results(**ends: float) -> list[dict[str, Any]]:
     """Return rows of six tasks with both seeds, all from 0.3, that end as `ends` says by arm."""
     return [
         row(task, arm.replace("_", "-"), seed, 0.3, end)
-        for task in list(plan.TASKS)[:6]
+        for task in plan.SCREENED[:6]
         for seed in (0, 1)
         for arm, end in ends.items()
     ]
@@ -93,6 +103,7 @@ def choose(rows: list[dict[str, Any]]) -> str | None:
     return table.choice(table.usable(rows, "screening"), "screening")
 
 
+@pytest.mark.usefixtures("two_seeds")
 def test_the_highest_gain_is_chosen() -> None:
     rows = results(today=0.5, minibatches_4=0.6, tasks_4=0.55, rate_third=0.4)
     assert choose(rows) == "minibatches-4"
@@ -102,6 +113,7 @@ def test_the_highest_gain_is_chosen() -> None:
     assert choose([each for each in rows if (each["task"], each["seed"]) != ("gcd", 1)]) is None
 
 
+@pytest.mark.usefixtures("two_seeds")
 def test_an_arm_that_collapses_once_is_not_chosen() -> None:
     rows = results(today=0.5, minibatches_4=0.9, tasks_4=0.55)
     fallen = [each for each in rows if (each["task"], each["arm"]) == ("gcd", "minibatches-4")]
@@ -111,22 +123,24 @@ def test_an_arm_that_collapses_once_is_not_chosen() -> None:
     assert choose(rows) == "tasks-4"
 
 
+@pytest.mark.usefixtures("two_seeds")
 def test_the_control_is_never_chosen() -> None:
     assert choose(results(today=0.5, permuted=0.9)) is None
 
 
+@pytest.mark.usefixtures("two_seeds")
 def test_the_tables_say_what_is_missing() -> None:
     rows = results(today=0.5, minibatches_4=0.6)
     rows.append({"stage": "screening", "task": "gcd", "constant": "1", "score": 0.325})
-    rows.append({**plan.Key("screening", "sql", "today", 0)._asdict(), "error": "OSError: full"})
+    rows.append({**plan.Key("screening", "rag", "today", 0)._asdict(), "error": "OSError: full"})
     text = table.stage_report(rows, "screening")
     assert "| gcd | minibatches-4 | 0, 1 | 0.300 → 0.600 |" in text
     assert "| gcd | a constant answer |  | 0.325 |" in text
     assert "| minibatches-4 | 6 | +0.100 (+0.100..+0.100) | 6 of 6 | 0 |" in text
     assert "Chosen: `minibatches-4`." in text
     assert "- gcd: 22 of 26 runs (tasks-4, " in text
-    assert "- sql: 26 of 26 runs (all; 0.7 CPU-h)" in text
-    assert "screening, sql, today, seed 0 failed: OSError: full" in text
+    assert "- rag: 26 of 26 runs (all; 0.9 CPU-h)" in text
+    assert "screening, rag, today, seed 0 failed: OSError: full" in text
     assert table.stage_report(rows, "confirmation") == "Nothing has been run yet."
 
 
