@@ -135,7 +135,7 @@ async def _stop_listening(listener: asyncio.Server) -> None:
     """Accept no more connections, and hand over those that are accepted.
 
     asyncio hands a connection over two iterations after it accepted it. If the listener were closed
-    in between, nobody would close the connection.
+    in between, the connection would stay open.
     """
     loop = asyncio.get_running_loop()
     for listening in listener.sockets:
