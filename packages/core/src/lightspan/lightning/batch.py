@@ -36,6 +36,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -54,6 +55,8 @@ from lightspan.lightning.advantages import (
     groups_without_variance,
     mixture_statistics,
     normalise,
+    places_by,
+    rloo,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
 from lightspan.lightning.credit import (
@@ -73,6 +76,7 @@ from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, observation, state_of
 from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
 from lightspan.schema.records import Mode
+from lightspan.schema.token_records import CallOutcome
 from lightspan.schema.validation import check_choice, check_number
 
 Weight = Literal["rollout", "transition", "token"]
@@ -114,6 +118,10 @@ class BatchConfig:
             check_number("token_constant", value, above=0, optional=True)
         check_air(self.air, self.credit)
         _check_baseline(self.estimator, self.credit)
+        others = self.unit == "agent" or self.air or self.overlong or self.credit.step_rewards
+        if baseline_of(self.credit) == "family" and others:
+            reason = 'needs unit="rollout", and neither air=, overlong= nor rewards on calls'
+            raise ConfigError(f"credit {self.credit.name} {reason}")
         if self.mixture is not None:
             check_mixed(self.estimator, self.credit)
 
@@ -127,6 +135,7 @@ _ESTIMATORS_OF: Final[Mapping[baselines.Baseline, tuple[Estimator, ...]]] = {
     "critic": ("ppo",),
     "at_grpo": ("grpo",),
     "gigpo": ("grpo", "dr_grpo"),
+    "family": ("rloo",),
 }
 """Baseline → estimators that support it; a missing baseline works with all but `ppo`."""
 
@@ -153,7 +162,9 @@ class Batch:
     rows: list[Row]
     """Rows of all policies; the rows of a rollout are contiguous."""
     rollouts: tuple[str, ...]
-    """Ids of the scored rollouts, whose number R divides every weight; some may have no rows."""
+    """Ids of the scored rollouts, whose number R divides every weight; some may have no rows. With
+    the credit rule `family`, they are trunks, and rows of forks have the rollout id of their trunk.
+    """
     explanations: dict[TransitionKey, Explanation]
     """(attempt id, call id, choice) → advantage and weight of each call that could be trained, also
     of calls without rows because their rollout's advantages are all zero.
@@ -236,6 +247,9 @@ def prepare_batch(
             member, rejected = _member(episode, coverage, config)
             members.append(member)
             checked[place] = coverage.reject(rejected)
+    if baseline_of(config.credit) == "family":
+        members = _families(members)
+        counters["families"] = len(members)
     return BatchBuilder(config, episodes, checked, members, counters)
 
 
@@ -269,6 +283,7 @@ class BatchBuilder:
 
         - `rollouts`, the number of rollouts in the input. Each is counted in one of `scored` (R),
           `unscored`, `damaged`, `unfinished`, `not_train` and `stale`;
+        - `families`, with the credit rule `family` (R): those of the `scored` rollouts and forks;
         - `groups`, and `groups:<reason>` for groups whose advantages are all zero;
         - `zero:<reason>`, the number of observations with zero advantage;
         - `zero_advantage_rollouts`, the number of rollouts whose advantages are all zero;
@@ -439,6 +454,9 @@ class _Member(NamedTuple):
     """Length penalties of selected calls, at most 0."""
     failed: Mapping[CallKey, float]
     """Call in a failed try (`Episode.retried`) → number that stands for the rollout's return."""
+    behind: Mapping[TransitionKey, baselines.Comparison] = {}
+    """Calls behind a fork → what they are compared with; empty unless it is a family of leaves."""
+    leaves: int = 1
 
 
 def _member(
@@ -464,7 +482,7 @@ def _member(
     member = _Member(
         episode,
         coverage,
-        [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in usable],
+        usable,
         credits,
         agents if config.unit == "agent" else ("",),
         value,
@@ -473,6 +491,40 @@ def _member(
         failed,
     )
     return member, {(call_id, choice): why for (_, call_id, choice), why in rejected.items()}
+
+
+def _families(rollouts: Sequence[_Member]) -> list[_Member]:
+    """Return one member for each family of rollouts (`lightspan.lightning.families`)."""
+    forks = [rollout.episode.fork for rollout in rollouts]
+    trunks = [
+        f.rollout_id if f else r.episode.rollout_id for f, r in zip(forks, rollouts, strict=True)
+    ]
+    families = places_by(range(len(rollouts)), trunks.__getitem__).values()
+    return [_family([rollouts[place] for place in places]) for places in families]
+
+
+def _family(leaves: Sequence[_Member]) -> _Member:
+    """Return a family with the calls of all leaves, and the mean of their returns.
+
+    The calls have the rollout id of the trunk, or of the first fork if the trunk is unscored.
+    """
+    if len(leaves) == 1:
+        return leaves[0]
+    trunk, mean = leaves[0], fmean(leaf.value for leaf in leaves)
+    calls = [call for leaf in leaves for call in leaf.episode.calls]
+    before = {call.key for call in calls if call.outcome is CallOutcome.REPLAYED}
+    failed = {key: value for leaf in leaves for key, value in leaf.failed.items()}
+    credits = {key: credit for leaf in leaves for key, credit in leaf.credits.items()}
+    credits |= dict.fromkeys((before & credits.keys()) - failed.keys(), mean)
+    behind, transitions = dict[TransitionKey, baselines.Comparison](), list[Transition]()
+    statistics = rloo([leaf.value for leaf in leaves], [*failed.values()])
+    for leaf, s in zip(leaves, statistics, strict=True):
+        one = baselines.Comparison(s.baseline, s.scale, s.size - 1, "in its family", s.zero_reason)
+        for t in leaf.transitions:
+            transitions.append(msgspec.structs.replace(t, rollout_id=trunk.episode.rollout_id))
+            behind |= {} if t.call_key in before else {t.key: one}
+    changed = trunk._replace(transitions=transitions, credits=credits, value=mean, failed=failed)
+    return changed._replace(behind=behind, leaves=len(leaves))
 
 
 # --- statistics, weights, rows ----------------------------------------------------------------
@@ -542,7 +594,8 @@ def _comparisons(
                     expected=values.get(episode.rollout_id, {}).get(call.key),
                 )
             )
-    return dict(zip(keys, _compare(calls, config), strict=True))
+    comparisons = dict(zip(keys, _compare(calls, config), strict=True))
+    return comparisons | {key: one for member in members for key, one in member.behind.items()}
 
 
 def _unit(agent_path: str, config: BatchConfig) -> str:
@@ -597,7 +650,7 @@ def _compare(
     if config.mixture is not None:
         return config.mixture.compare(calls, rule, estimator)
     match baseline_of(rule):
-        case "rollout":
+        case "rollout" | "family":
             return baselines.by_rollout(calls, estimator)
         case "anchor":
             prior = getattr(rule, "prior", baselines.DEFAULT_PRIOR)
@@ -634,9 +687,9 @@ def _explain(
                 estimator=config.estimator,
                 unit=config.unit,
                 credit_rule=config.credit.name
-                + (", retried" if t.call_key in member.episode.retried else ""),
+                + (", retried" if t.call_key in member.failed else ""),
                 weighting=config.weight,
-                credit=t.reward or 0.0,
+                credit=member.credits[t.call_key],
                 shaping=None if config.air is None else member.shaping.credits[t.call_key],
                 penalty=None if config.overlong is None else member.penalties[t.call_key],
                 value=member.value,
@@ -656,11 +709,14 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
     The keys are (attempt id, call id, choice).
     """
     rollouts = len(members)
-    of_policy = _tokens_by_policy(members)
-    of_rollout: Counter[tuple[str, str]] = Counter()
-    for member in members:
-        for t in member.transitions:
-            of_rollout[t.rollout_id, t.policy] += t.tokens
+    calls = [
+        (t, 1 / m.leaves if t.key in m.behind else 1.0) for m in members for t in m.transitions
+    ]
+    of_policy: dict[str, float] = defaultdict(float)
+    of_rollout: dict[tuple[str, str], float] = defaultdict(float)
+    for t, share in calls:
+        of_policy[t.policy] += share * t.tokens
+        of_rollout[t.rollout_id, t.policy] += share * t.tokens
 
     def divisor(t: Transition) -> float:
         if config.weight == "rollout":
@@ -672,7 +728,7 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
             constant = constant.get(t.policy)
         return of_policy[t.policy] if constant is None else rollouts * constant
 
-    return {t.key: 1.0 / divisor(t) for member in members for t in member.transitions}
+    return {t.key: share / divisor(t) for t, share in calls}
 
 
 def _tokens_by_policy(members: Sequence[_Member]) -> Counter[str]:
