@@ -55,7 +55,6 @@ from lightspan.lightning.advantages import (
     groups_without_variance,
     mixture_statistics,
     normalise,
-    places_by,
     rloo,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
@@ -495,12 +494,11 @@ def _member(
 
 def _families(rollouts: Sequence[_Member]) -> list[_Member]:
     """Return one member for each family of rollouts (`lightspan.lightning.families`)."""
-    forks = [rollout.episode.fork for rollout in rollouts]
-    trunks = [
-        f.rollout_id if f else r.episode.rollout_id for f, r in zip(forks, rollouts, strict=True)
-    ]
-    families = places_by(range(len(rollouts)), trunks.__getitem__).values()
-    return [_family([rollouts[place] for place in places]) for places in families]
+    families: dict[str, list[_Member]] = defaultdict(list)
+    for rollout in rollouts:
+        fork = rollout.episode.fork
+        families[fork.rollout_id if fork else rollout.episode.rollout_id].append(rollout)
+    return [_family(leaves) if len(leaves) > 1 else leaves[0] for leaves in families.values()]
 
 
 def _family(leaves: Sequence[_Member]) -> _Member:
@@ -508,8 +506,6 @@ def _family(leaves: Sequence[_Member]) -> _Member:
 
     The calls have the rollout id of the trunk, or of the first fork if the trunk is unscored.
     """
-    if len(leaves) == 1:
-        return leaves[0]
     trunk, mean = leaves[0], fmean(leaf.value for leaf in leaves)
     calls = [call for leaf in leaves for call in leaf.episode.calls]
     before = {call.key for call in calls if call.outcome is CallOutcome.REPLAYED}
