@@ -410,12 +410,12 @@ def test_equal_trunks_teach_where_leaves_differ() -> None:
 
 
 def test_settings_that_cannot_be_honoured_are_errors() -> None:
-    for settings, message in (
+    for wrong, message in (
         ({"estimator": "grpo"}, "family applies only to estimator='rloo', not 'grpo'"),
         ({"unit": "agent"}, 'credit family needs unit="rollout"'),
     ):
         with pytest.raises(ConfigError, match=message):
-            BatchConfig(**{"credit": Family(), "estimator": "rloo", **settings})
+            BatchConfig(**{"credit": Family(), "estimator": "rloo", **wrong})
 
 
 # --- where rollouts are forked ------------------------------------------------------------------

@@ -168,8 +168,8 @@ class LightningSettings:
         if names and equal_returns_teach(credit):
             raise ConfigError(
                 f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
-                f"nothing, but credit={credit.name} learns from those too: use gamma=1 or "
-                "another credit, or leave the setting out"
+                f"nothing, but credit={credit.name} learns from those too: use gamma=1 "
+                "(gigpo, at_grpo) or another credit, or leave the setting out"
             )
 
     def _check(self) -> None:
@@ -505,28 +505,24 @@ class LightningRL(LightningSettings, Algorithm):
             if (missing := self.tasks_per_step - count + len(flat)) <= 0:
                 return episodes
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
-        return episodes + await self._fork(trainer, episodes)
+        return episodes if self.forks is None else await self._fork(trainer, episodes)
 
-    async def _fork(self, trainer: TrainerContext, trunks: Sequence[Episode]) -> list[Episode]:
-        """Run the forks of a step's rollouts, and return their episodes, in groups of the trunks.
-
-        They are none without `forks=`, and for `Forks(at=None)` in the first step.
-        """
-        if self.forks is None:
-            return []
+    async def _fork(self, trainer: TrainerContext, trunks: list[Episode]) -> list[Episode]:
+        """Run the forks of a step's rollouts, and return rollouts and forks, in the same groups."""
+        settings = self.forks or Forks()
         coverages, groups = self.coverages(trunks), {e.rollout_id: e.group_id for e in trunks}
-        points = self.forks.points(trunks, coverages, self._middle_call)
+        points = settings.points(trunks, coverages, self._middle_call)
         self._middle_call = middle_call(coverages)
         usable = [point for point in points if not point.refusal]
-        refusals = [point.refusal for point in points if point.refusal]
-        if refusals:
+        if refusals := [point.refusal for point in points if point.refusal]:
             count = f"{len(refusals)} of {plural(len(points), 'rollout')}"
             trainer.note(f"{count} cannot be forked (for example: {refusals[0]})")
-        forks = await trainer.forks(usable, self.forks.each) if usable else []
-        wanted = self.forks.each * len(usable)
+        forks = await trainer.forks(usable, settings.each) if usable else []
+        wanted = settings.each * len(usable)
         counts = {"rollouts": wanted, "departed": wanted - len(forks), "refused": len(refusals)}
         self._collect_metrics = {f"forks/{name}": count for name, count in counts.items()}
-        return [replace(f, group_id=groups[f.fork.rollout_id]) for f in forks if f.fork]
+        forks = [replace(f, group_id=groups[f.fork.rollout_id]) for f in forks if f.fork]
+        return trunks + forks
 
     def _group_returns(
         self, episodes: Sequence[Episode], coverages: Sequence[Coverage]
