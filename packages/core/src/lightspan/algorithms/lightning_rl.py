@@ -261,14 +261,17 @@ class LightningRL(LightningSettings, Algorithm):
         estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++`, `reinforce++_baseline`, or `ppo`, which
             implies `credit="critic"`.
         unit: rewards are normalised by statistics over rollouts (`rollout`) or agents (`agent`).
-        credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`, or a
-            rule of `lightspan.lightning.credit`. None for terminal or, if `air` is set, discounted.
-        gamma: discount per turn, for each rule that is given by its name, except terminal; None
-            for 1 or, with `gigpo`, .95.
+        credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`,
+            `"family"`, or a rule of `lightspan.lightning.credit`. None for terminal or, if `air` is
+            set, discounted.
+        gamma: discount per turn, for each rule that is given by its name, except terminal and
+            family; None for 1 or, with `gigpo`, .95.
         air: automatic intermediate rewards (`lightspan.AIR`) from signals such as the success of
             tools. They are potentials, so they do not change which policy is best. True for
             `AIR()`.
         overlong: penalty on calls whose answers are close to too long (`lightspan.Overlong`).
+        forks: how often and where `credit="family"` forks each rollout (`lightspan.Forks`). None
+            for `Forks()` with this credit, and for no forks with all others.
         critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). With `grpo`,
             `rloo` and `dr_grpo`, a call is compared with a mixture of its group and the critic,
             fitted to earlier steps (`lightspan.lightning.mixture`). It is unbiased, and has
@@ -297,8 +300,9 @@ class LightningRL(LightningSettings, Algorithm):
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
             statistics, weights and update of the step; the metric `rollouts` still counts its
-            rollouts. Like `replay` and adaptive `tasks`, it is refused with the credits `gigpo` and
-            `at_grpo` if their gamma is below 1, because equal returns teach there too.
+            rollouts. Like `replay` and adaptive `tasks`, it is refused with the credits `family`
+            and, if their gamma is below 1, `gigpo` and `at_grpo`, because equal returns teach there
+            too.
         replay: trains groups in which successes are rare again in later steps
             (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
             trains each group once.
