@@ -18,11 +18,12 @@ from lightspan.lightning import BatchConfig, Coverage, Selection, build_batch, c
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.batch import Batch, split_minibatches
 from lightspan.lightning.credit import Family, terminal
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.families import Forks, middle_call
 from lightspan.lightning.rows import Row
 from lightspan.lightning.states import State
 from lightspan.schema.records import AttemptStatus
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from packages.core.tests.lightning.enumerated import bias, scaled
 from packages.core.tests.lightning.family_steps import ALL, Sampled, batch_of, rollout
 
@@ -345,6 +346,41 @@ def test_calls_of_frozen_agents_are_repeated_and_not_trained() -> None:
         {"trained": 1},
         {"frozen": 2, "rejected:replayed": 1, "trained": 1},
     ]
+
+
+def test_the_order_is_of_no_account() -> None:
+    a = rollout("a", 1.0, [Sampled("a1"), Sampled("a2")])
+    forks = [rollout(f"f{n}", n, [Sampled(f"f{n}")], forks=(a, "a2")) for n in (0.0, 0.25)]
+    b = rollout("b", 0.0, [Sampled("b1")])
+    wanted = batch_of([a, b, *forks])
+    for order in ([*forks, b, a], [forks[1], a, b, forks[0]]):
+        found = batch_of(order)
+        assert numbers(found) == {
+            call: (pytest.approx(advantage), pytest.approx(weight))
+            for call, (advantage, weight) in numbers(wanted).items()
+        }
+        assert sorted(found.rollouts) == ["ro-a", "ro-b"]
+
+
+def test_a_call_beside_the_fork_is_behind_it() -> None:
+    """Check a call that had not ended when the call at the fork began: forks sample it anew."""
+    records = [
+        make_record("plan", [1], [3], (1, 2), "a"),
+        make_record("left", [1], [4], (3, 6), "a"),
+        make_record("right", [1], [5], (4, 5), "a"),
+        make_record("join", [1], [6], (7, 8), "a"),
+    ]
+    a = build_episode(make_attempt("a", 1.0), make_rollout("a"), [], records)
+    anew = [Sampled("left-2", [7]), Sampled("right-2", [8]), Sampled("join-2", [9])]
+    fork = rollout("f", 0.0, anew, forks=(a, "right"))
+    b = rollout("b", 0.0, [Sampled("b1")])
+    found = numbers(batch_of([a, b, fork], weight="transition"))
+    assert found == {
+        "plan": (0.5, 1 / 2),
+        **dict.fromkeys(["left", "right", "join"], (1.0, 1 / 4)),
+        **dict.fromkeys(["left-2", "right-2", "join-2"], (-1.0, 1 / 4)),
+        "b1": (-0.5, 1 / 2),
+    }
 
 
 # --- leaves that do not count -------------------------------------------------------------------

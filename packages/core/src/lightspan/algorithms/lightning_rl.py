@@ -525,8 +525,7 @@ class LightningRL(LightningSettings, Algorithm):
         wanted = settings.each * len(usable)
         counts = {"rollouts": wanted, "departed": wanted - len(forks), "refused": len(refusals)}
         self._collect_metrics = {f"forks/{name}": count for name, count in counts.items()}
-        forks = [replace(f, group_id=groups[f.fork.rollout_id]) for f in forks if f.fork]
-        return trunks + forks
+        return trunks + [replace(f, group_id=groups[f.fork.rollout_id]) for f in forks if f.fork]
 
     def _group_returns(
         self, episodes: Sequence[Episode], coverages: Sequence[Coverage]

@@ -21,6 +21,9 @@ default the mean number of trained tokens per scored rollout of the step, which 
 token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are counted per policy, because
 policies are trained separately.
 
+With the credit rule `family`, a family (`lightspan.lightning.families`) takes the place of a
+rollout: R is the number of families, and a token behind a fork counts and weighs 1 / leaves.
+
 The order is: select the rollouts that count, compute statistics, filter. A rollout counts if it is
 for training, has ended, is undamaged, has a score, and was sampled by weights that are fresh
 enough. No filter changes R or the statistics, and every loss is divided by R, never by the number
@@ -495,7 +498,7 @@ def _member(
 def _families(rollouts: Sequence[_Member]) -> list[_Member]:
     """Return one member for each family of rollouts (`lightspan.lightning.families`)."""
     families: dict[str, list[_Member]] = defaultdict(list)
-    for rollout in rollouts:
+    for rollout in sorted(rollouts, key=lambda each: each.episode.fork is not None):
         fork = rollout.episode.fork
         families[fork.rollout_id if fork else rollout.episode.rollout_id].append(rollout)
     return [_family(leaves) if len(leaves) > 1 else leaves[0] for leaves in families.values()]
@@ -507,18 +510,19 @@ def _family(leaves: Sequence[_Member]) -> _Member:
     The calls have the rollout id of the trunk, or of the first fork if the trunk is unscored.
     """
     trunk, mean = leaves[0], fmean(leaf.value for leaf in leaves)
-    calls = [call for leaf in leaves for call in leaf.episode.calls]
-    before = {call.key for call in calls if call.outcome is CallOutcome.REPLAYED}
+    before = {
+        c.call_id for m in leaves for c in m.episode.calls if c.outcome is CallOutcome.REPLAYED
+    }
     failed = {key: value for leaf in leaves for key, value in leaf.failed.items()}
     credits = {key: credit for leaf in leaves for key, credit in leaf.credits.items()}
-    credits |= dict.fromkeys((before & credits.keys()) - failed.keys(), mean)
+    credits |= {key: mean for key in credits if key[0] in before and key not in failed}
     behind, transitions = dict[TransitionKey, baselines.Comparison](), list[Transition]()
     statistics = rloo([leaf.value for leaf in leaves], [*failed.values()])
     for leaf, s in zip(leaves, statistics, strict=True):
         one = baselines.Comparison(s.baseline, s.scale, s.size - 1, "in its family", s.zero_reason)
         for t in leaf.transitions:
             transitions.append(msgspec.structs.replace(t, rollout_id=trunk.episode.rollout_id))
-            behind |= {} if t.call_key in before else {t.key: one}
+            behind |= {} if t.record.call_id in before else {t.key: one}
     changed = trunk._replace(transitions=transitions, credits=credits, value=mean, failed=failed)
     return changed._replace(behind=behind, leaves=len(leaves))
 
