@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, DataError
 from lightspan.lightning import BatchConfig, Coverage, Selection, build_batch, classify_calls
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.batch import Batch, split_minibatches
@@ -360,6 +360,14 @@ def test_the_order_is_of_no_account() -> None:
             for call, (advantage, weight) in numbers(wanted).items()
         }
         assert sorted(found.rollouts) == ["ro-a", "ro-b"]
+
+
+def test_a_fork_of_a_fork_is_refused() -> None:
+    a = rollout("a", 1.0, [Sampled("a1"), Sampled("a2"), Sampled("a3")])
+    fork = rollout("f", 0.0, [Sampled("f1"), Sampled("f2")], forks=(a, "a2"))
+    again = rollout("g", 0.0, [Sampled("g1")], forks=(fork, "f2"))
+    with pytest.raises(DataError, match="rollout ro-f is a fork: fork the rollout"):
+        batch_of([a, fork, again])
 
 
 def test_a_call_beside_the_fork_is_behind_it() -> None:

@@ -78,7 +78,6 @@ from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.states import key_of, observation, state_of
 from lightspan.lightning.transitions import Transition, TransitionKey, trained_transitions
 from lightspan.schema.records import Mode
-from lightspan.schema.token_records import CallOutcome
 from lightspan.schema.validation import check_choice, check_number
 
 Weight = Literal["rollout", "transition", "token"]
@@ -210,7 +209,8 @@ def build_batch(
         versions: policy → current version of its weights; needed if `config.max_staleness` is set.
 
     Raises:
-        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice.
+        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice; or, with the
+            credit rule `family`, a rollout forks a fork.
         ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
             made for another credit rule; `config` needs a critic (use `prepare_batch`, which
             can take a critic's values); a signal's function or the function for state keys failed.
@@ -496,11 +496,17 @@ def _member(
 
 
 def _families(rollouts: Sequence[_Member]) -> list[_Member]:
-    """Return one member for each family of rollouts (`lightspan.lightning.families`)."""
+    """Return one member for each family of rollouts (`lightspan.lightning.families`).
+
+    Raises:
+        DataError: a rollout forks a fork.
+    """
     families: dict[str, list[_Member]] = defaultdict(list)
     for rollout in sorted(rollouts, key=lambda each: each.episode.fork is not None):
         fork = rollout.episode.fork
         families[fork.rollout_id if fork else rollout.episode.rollout_id].append(rollout)
+    if nested := families.keys() & {r.episode.rollout_id for r in rollouts if r.episode.fork}:
+        raise DataError(f"rollout {min(nested)} is a fork: fork the rollout that it repeats")
     return [_family(leaves) if len(leaves) > 1 else leaves[0] for leaves in families.values()]
 
 
@@ -510,9 +516,8 @@ def _family(leaves: Sequence[_Member]) -> _Member:
     The calls have the rollout id of the trunk, or of the first fork if the trunk is unscored.
     """
     trunk, mean = leaves[0], fmean(leaf.value for leaf in leaves)
-    before = {
-        c.call_id for m in leaves for c in m.episode.calls if c.outcome is CallOutcome.REPLAYED
-    }
+    rejected = [each for leaf in leaves for each in leaf.coverage.rejected]
+    before = {each.call.call_id for each in rejected if each.rejection is Rejection.REPLAYED}
     failed = {key: value for leaf in leaves for key, value in leaf.failed.items()}
     credits = {key: credit for leaf in leaves for key, credit in leaf.credits.items()}
     credits |= {key: mean for key in credits if key[0] in before and key not in failed}
@@ -709,9 +714,7 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
     The keys are (attempt id, call id, choice).
     """
     rollouts = len(members)
-    calls = [
-        (t, 1 / m.leaves if t.key in m.behind else 1.0) for m in members for t in m.transitions
-    ]
+    calls = [(t, 1 / m.leaves if t.key in m.behind else 1) for m in members for t in m.transitions]
     of_policy: dict[str, float] = defaultdict(float)
     of_rollout: dict[tuple[str, str], float] = defaultdict(float)
     for t, share in calls:
