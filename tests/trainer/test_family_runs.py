@@ -26,7 +26,7 @@ from lightspan_tools.export import export_run
 from lightspan_tools.inspect import inspect_run
 from tests.reports.ui_numbers import check_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(570)]
 
 TASKS, GROUP = 2, 2
 TRUNKS = TASKS * GROUP
