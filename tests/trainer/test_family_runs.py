@@ -206,6 +206,18 @@ def test_a_rule_and_the_settings_of_a_run(tiny: Path, apps: Any, tmp_path: Path)
         assert fork.calls[0].call_id == trunk.calls[0].call_id
 
 
+def test_forks_at_the_first_call_repeat_nothing(tiny: Path, apps: Any, tmp_path: Path) -> None:
+    """Check an app of one call, whose forks are further samples of the same prompt."""
+    run, [line] = train(tmp_path / "run", algorithm(tiny, forks=Forks(at=1)), apps.spell, steps=1)
+    assert (line["forks/rollouts"], line["batch/families"]) == (TRUNKS, TRUNKS)
+    assert "batch/rejected:replayed" not in line
+    for family in families_of(run, 1).values():
+        assert [len(leaf.calls) for leaf in family] == [1, 1]
+        whys = [run.explanations(1)[f"{e.attempt_id}/{e.calls[0].call_id}/0"] for e in family]
+        assert [why.against for why in whys] == ["in its family"] * 2
+        assert whys[0].advantage == pytest.approx(-whys[1].advantage)
+
+
 # --- a killed trainer ---------------------------------------------------------------------------
 KILLED = """
 import os, signal, sys
