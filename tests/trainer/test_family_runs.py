@@ -218,6 +218,14 @@ def test_forks_at_the_first_call_repeat_nothing(tiny: Path, apps: Any, tmp_path:
         assert whys[0].advantage == pytest.approx(-whys[1].advantage)
 
 
+def test_a_dry_run_counts_forks(tiny: Path, apps: Any, tmp_path: Path) -> None:
+    learns = algorithm(tiny, forks=Forks(each=3))
+    trainer = Trainer(learns, runners=2, steps=1, folder=tmp_path / "run")
+    report = trainer.dev(apps.spell, [{"q": "a"}, {"q": "b"}], replay=False)
+    assert report.costs.rollouts == 4 * TRUNKS
+    assert "16 rollouts: 1 step x 2 tasks x 2 x 4, as each is forked" in str(report)
+
+
 # --- a killed trainer ---------------------------------------------------------------------------
 KILLED = """
 import os, signal, sys
