@@ -190,6 +190,7 @@ EXACT: dict[str, Any] = {"weight": "transition"}
 )
 def test_the_rows_of_families_are_unbiased(tree: Tree, point: Callable[[Way], int | None]) -> None:
     families = tree.families(point)
+    assert any(forks for _, _, forks, _ in families)
     found = expected(tree, families, as_family, **EXACT)
     assert bias(found, tree.gradient) < 1e-9
     assert scaled(found, tree.gradient) == pytest.approx(1, abs=1e-9)
