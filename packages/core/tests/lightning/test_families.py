@@ -158,15 +158,15 @@ def at(number: int, way: Way) -> int | None:
     return number if len(way.choices) >= number else None
 
 
-def high(state: State) -> bool:
-    """Hold where the last choice was 1."""
-    return state.observation.endswith(("(1,)", " 1)"))
+def turned(state: State) -> bool:
+    """Hold behind a first choice of 1, and behind two choices of 0."""
+    return state.observation in ("(1,)", "(0, 0)")
 
 
 def by_rule(way: Way) -> int | None:
-    """Return the call at which `Forks(at=high)` forks the rollout of a trajectory."""
+    """Return the call at which `Forks(at=turned)` forks the rollout of a trajectory."""
     episode = rollout("a", way.reward, sampled("a", way))
-    points = Forks(at=high).points([episode], [classify_calls(episode, ALL)], None)
+    points = Forks(at=turned).points([episode], [classify_calls(episode, ALL)], None)
     return points[0].number if points else None
 
 
@@ -176,10 +176,10 @@ def half(way: Way) -> int:
 
 TREES = [
     tree
-    for tree in map(Tree, range(40))
+    for tree in map(Tree, range(80))
     if math.hypot(*tree.gradient.values()) > 0.08
     and len({len(way.choices) for way in tree.ways}) > 1
-    and len(tree.ways) < 7
+    and 4 < len(tree.ways) < 7
 ][:3]
 EXACT: dict[str, Any] = {"weight": "transition"}
 
@@ -196,6 +196,7 @@ def test_the_rows_of_families_are_unbiased(tree: Tree, point: Callable[[Way], in
     assert scaled(found, tree.gradient) == pytest.approx(1, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [EXACT, {"weight": "token", "token_constant": 1.0}])
 def test_two_forks_of_each_rollout_are_unbiased(settings: Any) -> None:
     families = TREES[0].families(partial(at, 2), each=2)

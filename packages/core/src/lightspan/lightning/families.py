@@ -13,8 +13,8 @@ Calls before the fork were sampled once, so they are trained in the trunk only.
 
 This is unbiased if the call to fork at was drawn before the rollout, or is the first at which a
 rule holds; a call that is chosen by a look at the finished rollout is not. Forks that count as
-rollouts of the group are biased: the relative error is .25 to .31 on the random processes
-of `test_families.py`, and .19 to .24 if what they repeat is trained again.
+rollouts of the group are biased: the relative error is .42 to .46 on the random processes
+of `test_families.py`, and .19 to .28 if what they repeat is trained again.
 
 `build_batch` makes one rollout of each family with the credit rule `family`. Measured, families
 learn no better than `terminal` at equal generated tokens (`docs/reference/credit.md`).
