@@ -9,6 +9,7 @@ import pytest
 from lightspan import (
     LLM,
     Critic,
+    Forks,
     LightningRL,
     LoRA,
     Optimizer,
@@ -121,6 +122,41 @@ def test_mapping_names_and_describes_policies() -> None:
         ),
         ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
         ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
+        ({"credit": "family"}, "credit family applies only to estimator='rloo', not 'grpo'"),
+        (
+            {"credit": "family", "estimator": "rloo", "overlap": 1},
+            r"forks= needs credit=\"family\", not family, and overlap=0",
+        ),
+        ({"forks": Forks()}, r"forks= needs credit=\"family\", not terminal"),
+        ({"forks": 2}, r"forks=2: use lightspan\.Forks\(…\)"),
+        (
+            {"credit": "family", "estimator": "rloo", "resample": 1},
+            r"resample=: groups .* credit=family learns from those too",
+        ),
+        (
+            {"credit": "family", "estimator": "rloo", "tasks": "adaptive"},
+            'tasks="adaptive": groups .* credit=family learns',
+        ),
+        (
+            {"credit": "family", "estimator": "rloo", "replay": Replay()},
+            "replay=: groups .* credit=family learns",
+        ),
+        (
+            {"credit": "family", "estimator": "rloo", "critic": True},
+            "critic= applies to .* not to 'rloo' with family",
+        ),
+        (
+            {"credit": "family", "estimator": "rloo", "gamma": 0.9},
+            "gamma=0.9 applies only to credit='discounted' or .*'gigpo'$",
+        ),
+        (
+            {"credit": "family", "estimator": "rloo", "unit": "agent"},
+            'credit family needs unit="rollout", and neither air=, overlong=',
+        ),
+        (
+            {"credit": "family", "estimator": "rloo", "overlong": Overlong(max_tokens=8, buffer=2)},
+            'credit family needs unit="rollout", and neither air=, overlong=',
+        ),
         ({"credit": "gigpo", "resample": 1}, r"resample=: groups .* credit=gigpo\(0.95"),
         ({"credit": "gigpo", "tasks": "adaptive"}, 'tasks="adaptive": groups .* learns from those'),
         (

@@ -94,6 +94,18 @@ def asks_elsewhere(task: dict[str, Any]) -> float:
     return letters(text)
 
 
+@lightspan.rollout
+def asks_between(task: dict[str, Any]) -> float:
+    """Call the writer, a helper at the app's own endpoint, and the writer again."""
+    elsewhere = openai.OpenAI(base_url=task["own"], api_key="own-key", max_retries=0)
+    with lightspan.agent("writer"):
+        text = say(task["q"])
+    with lightspan.agent("helper"):
+        text += say("help", at=elsewhere)
+    with lightspan.agent("writer"):
+        return letters(say(text))
+
+
 REWARDS: dict[str, Any] = {
     "nan": math.nan,
     "infinity": math.inf,

@@ -434,7 +434,7 @@ def test_fewer_tasks_than_a_step_takes_are_told() -> None:
 
 def test_rollouts_and_calls_that_teach_nothing_are_told_once() -> None:
     counts = {"rollouts": 64, "silent": 48, "calls/trained": 12.0, "calls/rejected:cancelled": 4.0}
-    counts["calls/rejected:unscored"] = 9.0
+    counts |= {"calls/rejected:unscored": 9.0, "calls/rejected:replayed": 90.0}
     alerts = read([line(step, [[0.0, 1.0]], **counts) for step in (1, 2)])
     assert [(alert.name, alert.step) for alert in alerts] == [
         ("rollouts_are_silent", 1),

@@ -112,6 +112,9 @@ def test_forks_of_a_training(forked: tuple[RunFolder, list[Span]]) -> None:
         assert trunk.calls[2].record is not None
         assert fork.calls[2].record.prompt == trunk.calls[2].record.prompt
     line = next(line for line in run.metrics() if line["kind"] == "train")
+    assert (line["rollouts"], line["scored"]) == (len(trunks), len(trunks))
+    rewards = [trunk.reward for trunk in trunks]
+    assert line["reward"] == pytest.approx(sum(r or 0.0 for r in rewards) / len(rewards))
     assert line["calls/trained"] == TASKS * GROUP * 3 + len(forks)
     assert line["calls/rejected:replayed"] == len(forks) * 2
     texts = [json.dumps(span.attributes) for fork in forks for span in fork.spans]
@@ -226,7 +229,7 @@ def test_departed_forks_are_left_out(
     assert "6 of 12 forks left out: they departed from the attempt that they repeat" in text
     assert "% of the rollouts" not in text
     line = next(line for line in run.metrics() if line["kind"] == "train")
-    assert (line["rollouts"], line["failed"], line["lost"], line["damaged"]) == (10, 0, 0, 0)
+    assert (line["rollouts"], line["failed"], line["lost"], line["damaged"]) == (4, 0, 0, 0)
 
 
 def test_refusals(tiny: Path, apps: Any, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ SETTINGS = {
     "Algorithms": ["LightningRL", "SFT", "GEPA", "APO", "Alternate"],
     "Parts of algorithms": [
         *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Replay", "Policy"),
-        *("LLM", "Judge", "Price", "PromptTemplate"),
+        *("Forks", "LLM", "Judge", "Price", "PromptTemplate"),
     ],
     "Engines and learners": ["Transformers", "VLLM", "Torch", "Verl"],
     "Runners": ["LocalRunners", "Hosts", "ExternalRunners", "RayRunners", "Command"],

@@ -73,7 +73,7 @@ def runs(apps: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     import scripted_judge  # type: ignore[import-not-found]
     from tool_app import parsed  # type: ignore[import-not-found]
 
-    from lightspan import LLM, Judge, LightningRL, Overlong, Replay, Trainer
+    from lightspan import LLM, Forks, Judge, LightningRL, Overlong, Replay, Trainer
     from lightspan.progress import SilentReporter
     from lightspan_testing.scripted import ScriptedServer
 
@@ -95,6 +95,8 @@ def runs(apps: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     shaped.fit(parsed, tasks(0), tasks(4), selection=tasks(8))
     ppo = {"estimator": "ppo", "group_size": 1, "tasks_per_step": 4}
     trainer("critic", {"reward": by_length, "steps": 2}, overlap=1, **ppo).fit(parsed, tasks(0))
+    forking = {"estimator": "rloo", "credit": "family", "forks": Forks(at=1)}
+    trainer("forked", {}, **forking).fit(apps.spell, tasks(0))
     policies = {"writer": "a", "reviewer": "b"}
     both = [*tasks(0, who="writer"), *tasks(4, who="reviewer")]
     ppo |= {"tasks_per_step": 8}
@@ -122,7 +124,7 @@ def test_the_page_has_every_metric(runs: list[Path]) -> None:
     lines = [json.loads(line) for text in files for line in text.splitlines()]
     keys = {key for line in lines for key in line}
     assert {"learner/lambda", "air/tool_success", "resample/groups", "overlap/behind"} < keys
-    assert {"tasks/zero_gradient_predicted", "replay/row_share"} < keys
+    assert {"tasks/zero_gradient_predicted", "replay/row_share", "forks/departed"} < keys
     assert {"learner/a/loss", "judge/calls", "by_length/unscored"} < keys
     assert {line["kind"] for line in lines} == {"train", "eval", "selection", "search"}
     assert missing(keys, rows("metrics.md", until="The result")) == []

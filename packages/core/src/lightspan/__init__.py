@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from lightspan.capture.prompt_overrides import prompt as prompt
     from lightspan.lightning.air import AIR as AIR
+    from lightspan.lightning.families import Forks as Forks
     from lightspan.lightning.length_penalty import Overlong as Overlong
     from lightspan.production.apply_prompts import apply_prompts as apply_prompts
     from lightspan.production.connect import connect as connect
@@ -59,6 +60,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "lightspan.lightning.air": ("AIR",),
+    "lightspan.lightning.families": ("Forks",),
     "lightspan.protocols.learner": ("Critic", "LoRA", "Optimizer", "PolicyLoss"),
     "lightspan.trainer": ("FitResult", "Trainer"),
     "lightspan.schema.llm": ("LLM",),

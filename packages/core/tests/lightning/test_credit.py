@@ -66,7 +66,7 @@ def test_a_transition_is_the_record_with_its_place():
     (found,) = trained_transitions(episode, classify_calls(episode, WRITER))
     assert found.key == ("at-1", "c1", 0)
     assert found.call_key == ("c1", 0)
-    assert (found.turn, found.reward) == (0, None)
+    assert found.turn == 0
     assert (found.rollout_id, found.task_id, found.group_id) == ("ro-1", "task-g", "g")
     assert (found.agent_path, found.policy) == ("team/writer", "policy")
     assert (found.record.prompt_ids, found.record.response_ids) == ([1, 2], [3, 4, 5])

@@ -207,6 +207,7 @@ def test_outcomes_are_those_of_the_training_steps() -> None:
     step = {"kind": "train", "rollouts": 16, "scored": 12.0, "failed": 3}
     missed = {"calls/rejected:undelivered": 2.0, "calls/rejected:cancelled": 16.0, "silent": 5}
     missed |= {"calls/rejected:unscored": 4.0, "calls/rejected:late": None, "lost_attempts": 2}
+    missed |= {"calls/rejected:replayed": 8.0}  # of forks, trained where they were sampled
     lines = [step, {"kind": "eval", "unscored": 9}, {**step, "scored": 16, "failed": 0, **missed}]
     # an algorithm of one's own may count nothing, or say anything
     lines += [{"kind": "train"}, {**step, "scored": "all"}, {**step, "rollouts": float("nan")}]

@@ -538,6 +538,7 @@ def calls_are_rejected(train: Sequence[Line]) -> str:
     start = "calls/rejected:"
     rejected = Counter({k.removeprefix(start): v for k, v in train[-1].items() if start in k})
     del rejected["unscored"]  # the step's line counts these rollouts
+    del rejected["replayed"]  # trained where they were sampled
     total = rejected.total() + train[-1].get("calls/trained", 0)
     if rejected.total() <= MANY_REJECTED * total:
         return ""

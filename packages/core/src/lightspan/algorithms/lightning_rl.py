@@ -49,10 +49,12 @@ from lightspan.lightning.credit import (
     CREDITS,
     Credit,
     RewardToGo,
+    baseline_of,
     equal_returns_teach,
     parse_credit,
 )
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.families import Forks, middle_call
 from lightspan.lightning.gae import DEFAULT_LAMBDA, values_by_call
 from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.mixture import MIN_TASKS, Mixture, gradient_left
@@ -60,7 +62,9 @@ from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
 from lightspan.lightning.rows import Row, keep_recorded
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
+from lightspan.lightning.states import qualified_name
 from lightspan.lightning.transitions import TransitionKey
+from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import (
     Critic,
@@ -86,7 +90,7 @@ _LOWEST_IF_SET: Final = {"max_staleness": 0, "max_tokens": 1, "max_length": 2}
 """Integer setting that may be None → its minimum. `max_length` is 2, because a call has at least
 one token of prompt and one of answer."""
 
-CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo"]
+CreditName = Literal["terminal", "discounted", "anchor", "critic", "at_grpo", "gigpo", "family"]
 TaskChoice = Literal["shuffled", "adaptive"]
 Optimize = str | Sequence[str] | Mapping[str, str | Policy]
 
@@ -104,6 +108,7 @@ class LightningSettings:
     gamma: float | None = None
     air: AIR | bool | None = None
     overlong: Overlong | None = None
+    forks: Forks | None = None
     critic: Critic | bool | None = None
     weight: Weight | None = None
     token_constant: float | None = None
@@ -138,6 +143,7 @@ class LightningSettings:
             "model": local_model(self.model),
             "air": air,
             "credit": credit,
+            "forks": self.forks or (Forks() if baseline_of(credit) == "family" else None),
             "critic": _critic(self.critic, is_ppo=is_ppo),
             "weight": self.weight or ("token" if self.estimator == "dr_grpo" else "rollout"),
             "loss": self.loss or PolicyLoss(),
@@ -150,6 +156,9 @@ class LightningSettings:
         self._check_credit(credit)
 
     def _check_credit(self, credit: Credit) -> None:
+        if self.forks is not None and (baseline_of(credit) != "family" or self.overlap):
+            reason = "overlap=0, because the calls that forks repeat must be of the current weights"
+            raise ConfigError(f'forks= needs credit="family", not {credit.name}, and {reason}')
         skips = {
             "resample=": self.resample > 0,
             'tasks="adaptive"': self.tasks == "adaptive",
@@ -159,8 +168,8 @@ class LightningSettings:
         if names and equal_returns_teach(credit):
             raise ConfigError(
                 f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
-                f"nothing, but credit={credit.name} learns from those too: use gamma=1 or "
-                "another credit, or leave the setting out"
+                f"nothing, but credit={credit.name} learns from those too: use gamma=1 "
+                "(gigpo, at_grpo) or another credit, or leave the setting out"
             )
 
     def _check(self) -> None:
@@ -180,6 +189,7 @@ class LightningSettings:
             )
             raise ConfigError(f"target_kl={self.target_kl} {reason}")
         kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer, "replay": Replay}
+        kinds["forks"] = Forks
         for name, kind in kinds.items():
             validation.check_kind(name, getattr(self, name), kind)
         validation.check_whole("seed", self.seed, 0, validation.MAX_SEED)
@@ -251,14 +261,17 @@ class LightningRL(LightningSettings, Algorithm):
         estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce++`, `reinforce++_baseline`, or `ppo`, which
             implies `credit="critic"`.
         unit: rewards are normalised by statistics over rollouts (`rollout`) or agents (`agent`).
-        credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`, or a
-            rule of `lightspan.lightning.credit`. None for terminal or, if `air` is set, discounted.
-        gamma: discount per turn, for each rule that is given by its name, except terminal; None
-            for 1 or, with `gigpo`, .95.
+        credit: `"terminal"`, `"discounted"`, `"anchor"`, `"critic"`, `"at_grpo"`, `"gigpo"`,
+            `"family"`, or a rule of `lightspan.lightning.credit`. None for terminal or, if `air` is
+            set, discounted.
+        gamma: discount per turn, for each rule that is given by its name, except terminal and
+            family; None for 1 or, with `gigpo`, .95.
         air: automatic intermediate rewards (`lightspan.AIR`) from signals such as the success of
             tools. They are potentials, so they do not change which policy is best. True for
             `AIR()`.
         overlong: penalty on calls whose answers are close to too long (`lightspan.Overlong`).
+        forks: how often and where `credit="family"` forks each rollout (`lightspan.Forks`). None
+            for `Forks()` with this credit, and for no forks with all others.
         critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). With `grpo`,
             `rloo` and `dr_grpo`, a call is compared with a mixture of its group and the critic,
             fitted to earlier steps (`lightspan.lightning.mixture`). It is unbiased, and has
@@ -287,8 +300,9 @@ class LightningRL(LightningSettings, Algorithm):
             (dynamic sampling, DAPO, arXiv 2503.14476); 0 for none. The group of a further task
             replaces a group whose returns are all the same. A replaced group has no part in the
             statistics, weights and update of the step; the metric `rollouts` still counts its
-            rollouts. Like `replay` and adaptive `tasks`, it is refused with the credits `gigpo` and
-            `at_grpo` if their gamma is below 1, because equal returns teach there too.
+            rollouts. Like `replay` and adaptive `tasks`, it is refused with the credits `family`
+            and, if their gamma is below 1, `gigpo` and `at_grpo`, because equal returns teach there
+            too.
         replay: trains groups in which successes are rare again in later steps
             (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
             trains each group once.
@@ -362,7 +376,8 @@ class LightningRL(LightningSettings, Algorithm):
         self._routing = selection.routing
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
-        self._overlap_metrics: Metrics = {}
+        self._collect_metrics: Metrics = {}
+        self._middle_call: int | None = None
         self._was_scored = False
         self._was_computed = False
         self._unscored_tasks: set[str] = set()
@@ -438,7 +453,7 @@ class LightningRL(LightningSettings, Algorithm):
         return order
 
     def state(self) -> dict[str, Json]:
-        state: dict[str, Json] = {}
+        state: dict[str, Json] = {} if self.forks is None else {"middle_call": self._middle_call}
         if self.critic is not None:
             state["critic"] = msgspec.to_builtins(self._critic_warmup)
         if self._batch_config.mixture is not None:
@@ -453,6 +468,7 @@ class LightningRL(LightningSettings, Algorithm):
         self._was_scored = True  # earlier steps had rewards
         self._critic_warmup = msgspec.convert(state.get("critic") or {}, CriticWarmup)
         self._history = msgspec.convert(state.get("history") or {}, GroupHistory)
+        self._middle_call = msgspec.convert(state.get("middle_call"), int | None)
         if "mixture" in state:
             mixture = msgspec.convert(state["mixture"], Mixture)
             self._batch_config = replace(self._batch_config, mixture=mixture)
@@ -462,7 +478,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def config(self) -> dict[str, Json]:
         plain = {
-            setting.name: msgspec.to_builtins(getattr(self, setting.name))
+            setting.name: msgspec.to_builtins(getattr(self, setting.name), enc_hook=qualified_name)
             for setting in fields(LightningSettings)
             if setting.name not in ("credit", "gamma", "air", "learning_rate")
         }
@@ -483,7 +499,7 @@ class LightningRL(LightningSettings, Algorithm):
         episodes may belong to groups that an earlier step submitted.
         """
         if self.overlap:
-            episodes, self._overlap_metrics = await next_episodes(
+            episodes, self._collect_metrics = await next_episodes(
                 trainer, self.overlap, self.tasks_per_step, self.group_size
             )
             return episodes
@@ -493,7 +509,23 @@ class LightningRL(LightningSettings, Algorithm):
             if (missing := self.tasks_per_step - count + len(flat)) <= 0:
                 return episodes
             episodes += await trainer.rollouts(trainer.next_tasks(missing), self.group_size)
-        return episodes
+        return episodes if self.forks is None else await self._fork(trainer, episodes)
+
+    async def _fork(self, trainer: TrainerContext, trunks: list[Episode]) -> list[Episode]:
+        """Run the forks of a step's rollouts, and return rollouts and forks, in the same groups."""
+        settings = self.forks or Forks()
+        coverages, groups = self.coverages(trunks), {e.rollout_id: e.group_id for e in trunks}
+        points = settings.points(trunks, coverages, self._middle_call)
+        self._middle_call = middle_call(coverages)
+        usable = [point for point in points if not point.refusal]
+        if refusals := [point.refusal for point in points if point.refusal]:
+            count = f"{len(refusals)} of {plural(len(points), 'rollout')}"
+            trainer.note(f"{count} cannot be forked (for example: {refusals[0]})")
+        forks = await trainer.forks(usable, settings.each) if usable else []
+        wanted = settings.each * len(usable)
+        counts = {"rollouts": wanted, "departed": wanted - len(forks), "refused": len(refusals)}
+        self._collect_metrics = {f"forks/{name}": count for name, count in counts.items()}
+        return trunks + [replace(f, group_id=groups[f.fork.rollout_id]) for f in forks if f.fork]
 
     def _group_returns(
         self, episodes: Sequence[Episode], coverages: Sequence[Coverage]
@@ -507,7 +539,7 @@ class LightningRL(LightningSettings, Algorithm):
         rewards, failed = group_rewards(episodes, coverages, added)
         zero = advantages.groups_without_variance(rewards, failed)
         members: dict[str, list[Episode]] = {name: [] for name in rewards}
-        for episode in episodes:
+        for episode in (episode for episode in episodes if episode.fork is None):
             members[episode.group_id].append(episode)
         scored = {name: [v for v in rewards[name] if v is not None] for name in rewards}
         return [
@@ -610,7 +642,7 @@ class LightningRL(LightningSettings, Algorithm):
         update = await self._update(trainer, batch, lam)
         if update:
             await trainer.publish()
-        extra |= self._overlap_metrics if self.overlap else self._resample_metrics(episodes)
+        extra |= self._collect_metrics | self._resample_metrics(episodes)
         if (mixture := self._batch_config.mixture) is not None:
             extra |= mixture.metrics()
             mixture = mixture.after(batch.explanations.values())
@@ -839,7 +871,7 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
     if not isinstance(credit, str) or not isinstance(rule, RewardToGo):
         raise ConfigError(
             f"gamma={gamma!r} applies only to credit="
-            f"{' or '.join(repr(name) for name in CREDITS if name != 'terminal')}"
+            f"{' or '.join(repr(name) for name in CREDITS if name not in ('terminal', 'family'))}"
         )
     return msgspec.structs.replace(rule, gamma=gamma)
 

@@ -23,13 +23,14 @@ _SUMMED: Final = ("tokens", "rows", "skipped", "fresh_tokens", "value_calls")
 
 
 def rollout_metrics(episodes: Sequence[Episode], routing: Routing | None = None) -> Metrics:
-    """Return counts and mean rewards of rollouts, overall and per agent.
+    """Return counts and mean rewards of rollouts, overall and per agent. Forks are left out.
 
     Args:
         episodes: the rollouts.
         routing: routing of the agents, by which rollouts that asked no trained policy are counted;
             None to count none.
     """
+    episodes = [episode for episode in episodes if episode.fork is None]
     scored = [episode.reward for episode in episodes if episode.reward is not None]
     metrics: Metrics = {
         "rollouts": len(episodes),

@@ -375,7 +375,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     is used with groups.
     """
     value: float
-    """Return of the rollout, which is the value of its observations."""
+    """Return of the rollout, which is the value of its observations; with the credit rule `family`
+    the mean over its family.
+    """
     baseline: float
     scale: float
     size: int

@@ -18,6 +18,7 @@ with the scale s. The credit rule decides which calls are compared to get the ba
   the same way over the calls of the turn: b' = (sum of G + k b0) / (n + k). A call without a state
   key is compared as with `turn`.
 - `critic`: b is G minus the call's advantage (`lightspan.lightning.gae`).
+- `family`: b is of other families or of other leaves (`lightspan.lightning.families`).
 
 The population is the group, or the batch with `reinforce++` and `ppo`. With unit `agent` it is
 split by agent. Let n be the number of its rollouts. If the estimator's mean includes the rollout
@@ -58,7 +59,7 @@ from lightspan.lightning.advantages import (
     spread,
 )
 
-Baseline = Literal["rollout", "turn", "anchor", "critic", "at_grpo", "gigpo"]
+Baseline = Literal["rollout", "turn", "anchor", "critic", "at_grpo", "gigpo", "family"]
 BASELINES: Final[tuple[Baseline, ...]] = get_args(Baseline)
 DEFAULT_PRIOR: Final = 1.0
 """Number of calls that the turn's mean counts for when it is averaged with the calls of a state."""

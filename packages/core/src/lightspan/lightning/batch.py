@@ -21,6 +21,9 @@ default the mean number of trained tokens per scored rollout of the step, which 
 token-mean of DAPO (arXiv 2503.14476). Tokens of a rollout, and C, are counted per policy, because
 policies are trained separately.
 
+With the credit rule `family`, a family (`lightspan.lightning.families`) takes the place of a
+rollout: R is the number of families, and a token behind a fork counts and weighs 1 / leaves.
+
 The order is: select the rollouts that count, compute statistics, filter. A rollout counts if it is
 for training, has ended, is undamaged, has a score, and was sampled by weights that are fresh
 enough. No filter changes R or the statistics, and every loss is divided by R, never by the number
@@ -36,6 +39,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -54,6 +58,7 @@ from lightspan.lightning.advantages import (
     groups_without_variance,
     mixture_statistics,
     normalise,
+    rloo,
 )
 from lightspan.lightning.air import AIR, Shaping, check_air, shape, shaping_metrics
 from lightspan.lightning.credit import (
@@ -114,6 +119,10 @@ class BatchConfig:
             check_number("token_constant", value, above=0, optional=True)
         check_air(self.air, self.credit)
         _check_baseline(self.estimator, self.credit)
+        others = self.unit == "agent" or self.air or self.overlong or self.credit.step_rewards
+        if baseline_of(self.credit) == "family" and others:
+            reason = 'needs unit="rollout", and neither air=, overlong= nor rewards on calls'
+            raise ConfigError(f"credit {self.credit.name} {reason}")
         if self.mixture is not None:
             check_mixed(self.estimator, self.credit)
 
@@ -127,6 +136,7 @@ _ESTIMATORS_OF: Final[Mapping[baselines.Baseline, tuple[Estimator, ...]]] = {
     "critic": ("ppo",),
     "at_grpo": ("grpo",),
     "gigpo": ("grpo", "dr_grpo"),
+    "family": ("rloo",),
 }
 """Baseline → estimators that support it; a missing baseline works with all but `ppo`."""
 
@@ -153,7 +163,9 @@ class Batch:
     rows: list[Row]
     """Rows of all policies; the rows of a rollout are contiguous."""
     rollouts: tuple[str, ...]
-    """Ids of the scored rollouts, whose number R divides every weight; some may have no rows."""
+    """Ids of the scored rollouts, whose number R divides every weight; some may have no rows. With
+    the credit rule `family`, they are trunks, and rows of forks have the rollout id of their trunk.
+    """
     explanations: dict[TransitionKey, Explanation]
     """(attempt id, call id, choice) → advantage and weight of each call that could be trained, also
     of calls without rows because their rollout's advantages are all zero.
@@ -197,7 +209,8 @@ def build_batch(
         versions: policy → current version of its weights; needed if `config.max_staleness` is set.
 
     Raises:
-        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice.
+        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice; or, with the
+            credit rule `family`, a rollout forks a fork.
         ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
             made for another credit rule; `config` needs a critic (use `prepare_batch`, which
             can take a critic's values); a signal's function or the function for state keys failed.
@@ -236,6 +249,9 @@ def prepare_batch(
             member, rejected = _member(episode, coverage, config)
             members.append(member)
             checked[place] = coverage.reject(rejected)
+    if baseline_of(config.credit) == "family":
+        members = _families(members)
+        counters["families"] = len(members)
     return BatchBuilder(config, episodes, checked, members, counters)
 
 
@@ -269,6 +285,7 @@ class BatchBuilder:
 
         - `rollouts`, the number of rollouts in the input. Each is counted in one of `scored` (R),
           `unscored`, `damaged`, `unfinished`, `not_train` and `stale`;
+        - `families`, with the credit rule `family` (R): those of the `scored` rollouts and forks;
         - `groups`, and `groups:<reason>` for groups whose advantages are all zero;
         - `zero:<reason>`, the number of observations with zero advantage;
         - `zero_advantage_rollouts`, the number of rollouts whose advantages are all zero;
@@ -439,6 +456,9 @@ class _Member(NamedTuple):
     """Length penalties of selected calls, at most 0."""
     failed: Mapping[CallKey, float]
     """Call in a failed try (`Episode.retried`) → number that stands for the rollout's return."""
+    behind: Mapping[TransitionKey, baselines.Comparison] = {}
+    """Calls behind a fork → what they are compared with; empty unless it is a family of leaves."""
+    leaves: int = 1
 
 
 def _member(
@@ -464,7 +484,7 @@ def _member(
     member = _Member(
         episode,
         coverage,
-        [msgspec.structs.replace(t, reward=credits[t.call_key]) for t in usable],
+        usable,
         credits,
         agents if config.unit == "agent" else ("",),
         value,
@@ -473,6 +493,43 @@ def _member(
         failed,
     )
     return member, {(call_id, choice): why for (_, call_id, choice), why in rejected.items()}
+
+
+def _families(rollouts: Sequence[_Member]) -> list[_Member]:
+    """Return one member for each family of rollouts (`lightspan.lightning.families`).
+
+    Raises:
+        DataError: a rollout forks a fork.
+    """
+    families: dict[str, list[_Member]] = defaultdict(list)
+    for rollout in sorted(rollouts, key=lambda each: each.episode.fork is not None):
+        fork = rollout.episode.fork
+        families[fork.rollout_id if fork else rollout.episode.rollout_id].append(rollout)
+    if nested := families.keys() & {r.episode.rollout_id for r in rollouts if r.episode.fork}:
+        raise DataError(f"rollout {min(nested)} is a fork: fork the rollout that it repeats")
+    return [_family(leaves) if len(leaves) > 1 else leaves[0] for leaves in families.values()]
+
+
+def _family(leaves: Sequence[_Member]) -> _Member:
+    """Return a family with the calls of all leaves, and the mean of their returns.
+
+    The calls have the rollout id of the trunk, or of the first fork if the trunk is unscored.
+    """
+    trunk, mean = leaves[0], fmean(leaf.value for leaf in leaves)
+    rejected = [each for leaf in leaves for each in leaf.coverage.rejected]
+    before = {each.call.call_id for each in rejected if each.rejection is Rejection.REPLAYED}
+    failed = {key: value for leaf in leaves for key, value in leaf.failed.items()}
+    credits = {key: credit for leaf in leaves for key, credit in leaf.credits.items()}
+    credits |= {key: mean for key in credits if key[0] in before and key not in failed}
+    behind, transitions = dict[TransitionKey, baselines.Comparison](), list[Transition]()
+    statistics = rloo([leaf.value for leaf in leaves], [*failed.values()])
+    for leaf, s in zip(leaves, statistics, strict=True):
+        one = baselines.Comparison(s.baseline, s.scale, s.size - 1, "in its family", s.zero_reason)
+        for t in leaf.transitions:
+            transitions.append(msgspec.structs.replace(t, rollout_id=trunk.episode.rollout_id))
+            behind |= {} if t.record.call_id in before else {t.key: one}
+    changed = trunk._replace(transitions=transitions, credits=credits, value=mean, failed=failed)
+    return changed._replace(behind=behind, leaves=len(leaves))
 
 
 # --- statistics, weights, rows ----------------------------------------------------------------
@@ -542,7 +599,8 @@ def _comparisons(
                     expected=values.get(episode.rollout_id, {}).get(call.key),
                 )
             )
-    return dict(zip(keys, _compare(calls, config), strict=True))
+    comparisons = dict(zip(keys, _compare(calls, config), strict=True))
+    return comparisons | {key: one for member in members for key, one in member.behind.items()}
 
 
 def _unit(agent_path: str, config: BatchConfig) -> str:
@@ -597,7 +655,7 @@ def _compare(
     if config.mixture is not None:
         return config.mixture.compare(calls, rule, estimator)
     match baseline_of(rule):
-        case "rollout":
+        case "rollout" | "family":
             return baselines.by_rollout(calls, estimator)
         case "anchor":
             prior = getattr(rule, "prior", baselines.DEFAULT_PRIOR)
@@ -634,9 +692,9 @@ def _explain(
                 estimator=config.estimator,
                 unit=config.unit,
                 credit_rule=config.credit.name
-                + (", retried" if t.call_key in member.episode.retried else ""),
+                + (", retried" if t.call_key in member.failed else ""),
                 weighting=config.weight,
-                credit=t.reward or 0.0,
+                credit=member.credits[t.call_key],
                 shaping=None if config.air is None else member.shaping.credits[t.call_key],
                 penalty=None if config.overlong is None else member.penalties[t.call_key],
                 value=member.value,
@@ -656,11 +714,12 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
     The keys are (attempt id, call id, choice).
     """
     rollouts = len(members)
-    of_policy = _tokens_by_policy(members)
-    of_rollout: Counter[tuple[str, str]] = Counter()
-    for member in members:
-        for t in member.transitions:
-            of_rollout[t.rollout_id, t.policy] += t.tokens
+    calls = [(t, 1 / m.leaves if t.key in m.behind else 1) for m in members for t in m.transitions]
+    of_policy: dict[str, float] = defaultdict(float)
+    of_rollout: dict[tuple[str, str], float] = defaultdict(float)
+    for t, share in calls:
+        of_policy[t.policy] += share * t.tokens
+        of_rollout[t.rollout_id, t.policy] += share * t.tokens
 
     def divisor(t: Transition) -> float:
         if config.weight == "rollout":
@@ -672,7 +731,7 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
             constant = constant.get(t.policy)
         return of_policy[t.policy] if constant is None else rollouts * constant
 
-    return {t.key: 1.0 / divisor(t) for member in members for t in member.transitions}
+    return {t.key: share / divisor(t) for t, share in calls}
 
 
 def _tokens_by_policy(members: Sequence[_Member]) -> Counter[str]:

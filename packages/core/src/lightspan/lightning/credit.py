@@ -12,6 +12,7 @@ rejected, because statistics must not depend on which calls could be trained.
 | `critic` | reward-to-go | the critic's value of the call (`lightspan.lightning.gae`) |
 | `at_grpo` | reward-to-go | as in arXiv 2510.11062, but calls are not siblings (`ATGRPO`) |
 | `gigpo` | reward-to-go | as published (arXiv 2505.10978) |
+| `family` | the final reward | other families or leaves (`lightspan.lightning.families`) |
 
 `terminal` is the identical assignment of LightningRL (arXiv 2508.03680 §3.3). It ignores rewards on
 single calls.
@@ -101,10 +102,11 @@ def equal_returns_teach(credit: Credit) -> bool:
     """Return whether groups of equal returns have a gradient under a credit rule.
 
     `gigpo` and `at_grpo` compare calls by their credits. With gamma below 1, credits depend on the
-    number of later turns, so they differ although the returns are equal.
+    number of later turns, so they differ although the returns are equal. With `family`, the forks
+    of rollouts with equal returns may differ.
     """
-    is_discounted = getattr(credit, "gamma", 1.0) < 1
-    return is_discounted and baseline_of(credit) in ("gigpo", "at_grpo")
+    is_discounted, baseline = getattr(credit, "gamma", 1.0) < 1, baseline_of(credit)
+    return baseline == "family" or (is_discounted and baseline in ("gigpo", "at_grpo"))
 
 
 class Terminal(msgspec.Struct, frozen=True):
@@ -116,6 +118,17 @@ class Terminal(msgspec.Struct, frozen=True):
 
     def __call__(self, episode: Episode, coverage: Coverage) -> dict[CallKey, float]:
         return dict.fromkeys(coverage.turns.by_key, final_reward(episode))
+
+
+class Family(Terminal, frozen=True):
+    """Credit rule that gives the final reward to every call, for rollouts and their forks.
+
+    A call that forks repeat gets the mean of the final rewards of its family instead
+    (`lightspan.lightning.families`). Without forks, the rule equals `terminal` with `rloo`.
+    """
+
+    name: ClassVar[str] = "family"
+    baseline: ClassVar[Baseline] = "family"
 
 
 class RewardToGo(msgspec.Struct, frozen=True):
@@ -300,6 +313,7 @@ _RULES: Final[Mapping[str, Callable[[], Credit]]] = {
     "critic": GAE,
     "at_grpo": ATGRPO,
     "gigpo": GiGPO,
+    "family": Family,
 }
 CREDITS: Final = tuple(_RULES)
 """Names of the credit rules."""

@@ -56,7 +56,8 @@ def group_rewards(
 ) -> tuple[dict[str, list[float | None]], dict[str, list[float]]]:
     """Return group id → return (total reward) of each rollout, and → credits of failed tries.
 
-    None stands for a rollout that the statistics leave out: unfinished, damaged or unscored.
+    None stands for a rollout that the statistics leave out: unfinished, damaged or unscored. Forks
+    are left out, because a group has one return of each family.
 
     Args:
         episodes: episodes of whole groups.
@@ -67,6 +68,8 @@ def group_rewards(
     returns: dict[str, list[float | None]] = defaultdict(list)
     failed: dict[str, list[float]] = defaultdict(list)
     for episode, coverage in zip(episodes, coverages, strict=True):
+        if episode.fork is not None:
+            continue
         scored, group = episode.scored(coverage.step_rewards), episode.group_id
         value = None
         if episode.finished and not episode.capture_errors and scored:

@@ -57,7 +57,7 @@ def state_of(call: Call, task_id: str, turn: int) -> State:
     return State(task_id=task_id, agent_path=call.agent_path, turn=turn, messages=messages)
 
 
-def key_of(key: StateKey, state: State) -> Hashable:
+def key_of(key: StateKey, state: State, setting: str = "credit: key") -> Hashable:
     """Return the key of `state`, by which calls in the same state are found.
 
     None means that no other call counts as being in the same state.
@@ -65,11 +65,12 @@ def key_of(key: StateKey, state: State) -> Hashable:
     Args:
         key: function that computes the key.
         state: state of a call.
+        setting: name of the setting that has the function, for the error message.
 
     Raises:
         ConfigError: the function failed, or its result is not hashable.
     """
-    where = f"credit: key={key_name(key)} on task {state.task_id}, turn {state.turn}:"
+    where = f"{setting}={key_name(key)} on task {state.task_id}, turn {state.turn}:"
     try:
         value = key(state)
         hash(value)
@@ -81,12 +82,12 @@ def key_of(key: StateKey, state: State) -> Hashable:
     return value
 
 
-def check_key(key: object) -> None:
-    """Raise `ConfigError` unless `key` is callable and not async."""
+def check_key(key: object, setting: str = "credit: key") -> None:
+    """Raise `ConfigError`, which names `setting`, unless `key` is callable and not async."""
     if not callable(key):
-        raise ConfigError(f"credit: key={key!r}: use a function of a state, or leave it out")
+        raise ConfigError(f"{setting}={key!r}: use a function of a state, or leave it out")
     if iscoroutinefunction(key):
-        raise ConfigError(f"credit: key={key_name(key)} is async: use a plain function")
+        raise ConfigError(f"{setting}={key_name(key)} is async: use a plain function")
 
 
 def key_name(key: StateKey) -> str:

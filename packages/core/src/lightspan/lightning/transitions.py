@@ -26,8 +26,6 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
     record: TokenRecord
     turn: int
     """Turn of the call, from 0: its depth in the causal order."""
-    reward: float | None = None
-    """Credit of the call; None before a credit rule was applied."""
 
     @property
     def key(self) -> TransitionKey:

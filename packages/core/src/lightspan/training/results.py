@@ -255,7 +255,8 @@ class Outcomes(NamedTuple):
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
         items = [(key, value) for line in lines for key, value in line.items() if is_number(value)]
         calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
-        rejected = sum(v for k, v in calls if not k.endswith((":unscored", _UNDELIVERED)))
+        apart = (":unscored", ":replayed", _UNDELIVERED)
+        rejected = sum(v for k, v in calls if not k.endswith(apart))
         undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
         silent, repeats = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
         more = map(int, (undelivered, silent, rejected, repeats))

@@ -25,6 +25,7 @@ from lightspan.errors import (
 from lightspan.lightning.advantages import BATCH_ESTIMATORS
 from lightspan.lightning.credit import unused_step_rewards
 from lightspan.lightning.episode import Episode
+from lightspan.lightning.families import Forks
 from lightspan.lightning.rollout_checks import (
     callers_of,
     check_computed,
@@ -231,6 +232,10 @@ class DryRun:
         text = (
             f"{plural(updates, 'step')} x {algorithm.tasks_per_step} tasks x {algorithm.group_size}"
         )
+        forks = getattr(algorithm, "forks", None)
+        if isinstance(forks, Forks):
+            rollouts *= 1 + forks.each
+            text += f" x {1 + forks.each}, as each is forked"
         if algorithm.searches:
             rollouts += algorithm.search_rollouts
             phases = plural(algorithm.searches, "search phase")
