@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import takewhile
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -26,7 +26,7 @@ from lightspan_gateway.access_policy import AccessPolicy, token_of
 from lightspan_gateway.api_errors import ApiError, bad_request, call_token_error, no_model
 from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
-from lightspan_gateway.dialects.base import STEERING
+from lightspan_gateway.dialects.base import is_refused
 from lightspan_gateway.forks import make_replay, restore_script
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.server import Server
@@ -249,9 +249,8 @@ class Gateway(Server):
         limits: limits and times; None for the defaults.
     """
 
-    ignored_fields: ClassVar[frozenset[str]] = STEERING
-    """Request fields that are set aside in every mode; evaluations refuse all others that training
-    sets aside."""
+    is_refused: ClassVar[Callable[[str, Any], bool]] = staticmethod(is_refused)
+    """Function of a field that training sets aside, and its value: do evaluations refuse it?"""
 
     def __init__(
         self,

@@ -9,9 +9,9 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightspan.lightning.advantages import groups_without_variance
 from lightspan.lightning.episode import Call, Episode, dimension_means
@@ -250,7 +250,7 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
 def evaluation_warnings(
     overrides: Sequence[model.OverrideReport],
     capabilities: EngineCapabilities,
-    ignored: Collection[str],
+    is_refused: Callable[[str, Any], bool],
     *,
     is_evaluated: bool,
 ) -> Iterator[str]:
@@ -262,12 +262,12 @@ def evaluation_warnings(
     Args:
         overrides: fields that training changes.
         capabilities: what the engine supports.
-        ignored: fields that evaluations leave out too.
+        is_refused: function of a field and its value: whether evaluations refuse the field.
         is_evaluated: whether `fit` evaluates.
     """
     refused: dict[str, list[str]] = defaultdict(list)
     for each in overrides:
-        is_unknown = each.used is None and each.field not in ignored
+        is_unknown = each.used is None and is_refused(each.field, each.asked)
         is_unsupported = each.field in ("top_p", "top_k") and not getattr(capabilities, each.field)
         if is_unknown or is_unsupported:
             refused[each.agent].append(f"{each.field}={json.dumps(each.asked)}"[:300])

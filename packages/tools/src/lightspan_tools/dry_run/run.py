@@ -186,7 +186,7 @@ class DryRun:
         self._problems += analysis.evaluation_warnings(
             analysis.read_overrides(findings),
             session.engine.capabilities,
-            getattr(gateway, "ignored_fields", ()),
+            getattr(gateway, "is_refused", lambda field, value: True),
             is_evaluated=self.val is not None or self.selection is not None,
         )
 
