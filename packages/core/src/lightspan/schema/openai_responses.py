@@ -208,15 +208,24 @@ def chat_tool(fields: Mapping[str, Any]) -> dict[str, Any]:
 # --- answers --------------------------------------------------------------------------------
 def completion_of(response: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a response to a chat completion, for recording."""
-    usage = response.get("usage") or {}
+    return as_completion(response, _choices(response))
+
+
+def as_completion(answer: Mapping[str, Any], choices: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return a response, or a message of the Messages API, as a chat completion with `choices`.
+
+    Tokens read from or written to a cache, which the Messages API counts separately, count as
+    prompt tokens.
+    """
+    usage = answer.get("usage") or {}
+    keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    counts = [usage[key] for key in keys if usage.get(key) is not None]
+    prompt, completion = sum(counts) if counts else None, usage.get("output_tokens")
     return {
-        "id": response.get("id"),
-        "model": response.get("model"),
-        "choices": list(_choices(response)),
-        "usage": {
-            "prompt_tokens": usage.get("input_tokens"),
-            "completion_tokens": usage.get("output_tokens"),
-        },
+        "id": answer.get("id"),
+        "model": answer.get("model"),
+        "choices": list(choices),
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
     }
 
 

@@ -280,6 +280,21 @@ def evaluation_warnings(
         )
 
 
+def evaluated_warnings(episodes: Sequence[Episode]) -> Iterator[str]:
+    """Warn of calls that were refused, and of failures, in rollouts of the evaluations' mode."""
+    calls = [call for episode in episodes for call in episode.calls]
+    refused = [call.span for call in calls if call.span is not None and call.refused is not None]
+    if refused:
+        yield (
+            f"evaluations refused {len(refused)} of {plural(len(calls), 'call')} of a held-out "
+            f"task: {refusal_of(refused[0])}"
+        )
+    for episode in episodes:
+        if app_failed(episode) or not episode.finished:
+            message = f"{episode.outcome}: {episode.message}".rstrip(": ")
+            yield f"the rollout of a held-out task, as in evaluations, failed: {message}"
+
+
 # --- rewards ----------------------------------------------------------------------------------
 def read_rewards(
     findings: Findings, *, by_batch: bool, failure_reward: float | str | None
