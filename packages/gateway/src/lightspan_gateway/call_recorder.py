@@ -78,8 +78,8 @@ class CallRecorder(CallLog):
         for name in sorted(tools - self._reported):
             self._reported.add(name)
             log.warning(
-                "the tool %r of agent %s is not offered to the model, because only a provider's "
-                "own servers run it: switch it off in the program, or give the app a function",
+                "the tool %r of agent %s is not offered to the model, because it works with its "
+                "provider's models and servers only: switch it off in the program",
                 name.removeprefix(TOOLS),
                 call.info.agent_path,
             )

@@ -25,6 +25,7 @@ from lightspan.schema.spans import Span
 from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import AccessPolicy, token_of
+from lightspan_gateway.answer_limit import default_max_tokens
 from lightspan_gateway.api_errors import ApiError, bad_request, call_token_error, no_model
 from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
@@ -74,6 +75,17 @@ class TrainingAccess(AccessPolicy):
         self._routings: OrderedDict[str, Routing] = OrderedDict()
         """Id of resources → their routing, in the order of the last use; an id is a hash of the
         content, so it never changes."""
+
+    def answer_limit(
+        self, asked: int | None, room: int, context: int, cache: int | None
+    ) -> int | None:
+        """Return the maximum tokens of an answer (see `AccessPolicy.answer_limit`).
+
+        A limit beyond the context limits nothing. Without one, a policy that does not end its
+        answers would write to the end of the context in each call.
+        """
+        is_limited = asked is not None and asked <= room
+        return asked if is_limited else default_max_tokens(context, cache)
 
     # --- authentication ---------------------------------------------------------------------
     async def authenticate(self, request: web.Request) -> CallerSession:

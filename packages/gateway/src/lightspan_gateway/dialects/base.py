@@ -127,6 +127,8 @@ class ModelRequest(ABC):
 
     prompt_field: ClassVar[str]
     """Name of the field that holds the prompt."""
+    limit_field: ClassVar[str] = "max_tokens"
+    """Name of the field that limits the tokens of an answer."""
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str] = "chatcmpl-"
     """Prefix of the response id, before the call id."""

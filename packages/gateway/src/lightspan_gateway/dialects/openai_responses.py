@@ -80,6 +80,7 @@ class ResponseRequest(MessagesRequest):
     """A request of the Responses API; its answer has one choice."""
 
     prompt_field: ClassVar[str] = "input"
+    limit_field: ClassVar[str] = "max_output_tokens"
     chunk_object: ClassVar[str] = "response"
     id_prefix: ClassVar[str] = ID_PREFIX
     framing: ClassVar[type[Events]] = NumberedEvents

@@ -55,6 +55,12 @@ MAX_EXAMPLES: Final = 2
 """Maximum number of breaks per cause that are reported as examples."""
 
 
+LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Fields of a request that limit the tokens of an answer."""
+LONG_ANSWER: Final = 8_192
+"""Tokens that an answer may have above which the limit is reported."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """The recorded rollouts (episodes) of a dry run.
@@ -245,6 +251,31 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
         for (agent, field, pair), calls in sorted(counts.items())
         for asked, used in [json.loads(pair)]
     ]
+
+
+def answer_limits(findings: Findings, overrides: Sequence[model.OverrideReport]) -> Iterator[str]:
+    """Yield which limits of answers apply where `LightningRL(max_tokens=)` is not set.
+
+    Args:
+        findings: the episodes of the dry run.
+        overrides: fields that training changes.
+    """
+    advice = "LightningRL(max_tokens=) sets one, which bounds time and memory"
+    for each in overrides:
+        if each.field in LIMITS and each.used is not None:
+            asked = "no limit" if each.asked is None else f"{each.asked:,}, more than is left"
+            yield (
+                f"answers of {each.agent} have at most {each.used:,} tokens, by the sizes of "
+                f"context and key-value cache (the app asks for {asked}): {advice}"
+            )
+    largest: dict[str, int] = {}
+    for call in (entry.call for entry in findings.entries):
+        if call.record is not None and findings.routing.target(call.agent_path).selected:
+            limit = call.record.sampling.max_tokens or 0
+            largest[call.agent_path] = max(limit, largest.get(call.agent_path, 0))
+    for agent, limit in sorted(largest.items()):
+        if limit > LONG_ANSWER:
+            yield f"answers of {agent} may have {limit:,} tokens: {advice}"
 
 
 def evaluation_warnings(

@@ -292,7 +292,10 @@ class DryRun:
             findings, agents, rollouts, plan, self.settings.max_frozen_calls
         )
         is_ours = self.settings.learner_spec is not None
+        overrides = analysis.read_overrides(findings)
         choices = self._algorithm.describe_choices() if is_ours else []
+        if self.settings.has_policies and getattr(self._algorithm, "max_tokens", 0) is None:
+            choices += analysis.answer_limits(findings, overrides)
         try:
             choices += self._algorithm.inspect_episodes(findings.episodes)
         except (ConfigError, DataError) as error:
@@ -326,7 +329,7 @@ class DryRun:
             choices=choices,
             agents=agents,
             uncaptured=uncaptured,
-            overrides=analysis.read_overrides(findings),
+            overrides=overrides,
             rewards=rewards,
             rows=rows,
             costs=costs,
