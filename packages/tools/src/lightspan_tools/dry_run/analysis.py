@@ -439,6 +439,7 @@ def read_rows(
         call_tokens=merging.call_tokens,
         longest_row=max((chain[-1].length for chain in merge(transitions)), default=0),
         breaks=list(_breaks(merging, transitions)),
+        repeated_tokens=sum(each.repeated for each in merging.breaks),
     )
 
 
@@ -640,7 +641,8 @@ def other_warnings(
         causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)
         yield (
             f"{rows.broken} of {rows.broken + rows.merged} calls that go on with a conversation "
-            f"begin a new row ({causes}): the learner computes their history again"
+            f"begin a new row ({causes}): the learner computes their history again, "
+            f"{rows.repeated_tokens:,} of {rows.row_tokens:,} tokens"
         )
     limit, expected = costs.max_frozen_calls, costs.expected_frozen_calls
     if limit is not None and expected > limit:

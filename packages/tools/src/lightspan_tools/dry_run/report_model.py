@@ -168,6 +168,8 @@ class RowReport(msgspec.Struct, frozen=True, kw_only=True):
     longest_row: int
     breaks: list[str]
     """Examples of broken calls with the first differing token."""
+    repeated_tokens: int = 0
+    """Tokens of rows that the breaks repeat, which the learner computes once more."""
 
 
 class ToolReport(msgspec.Struct, frozen=True, kw_only=True):
