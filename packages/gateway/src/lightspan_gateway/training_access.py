@@ -117,7 +117,7 @@ class TrainingAccess(AccessPolicy):
     def _wrong_key(self, request: web.Request, token: str) -> ApiError:
         """Count a request whose key is missing or unknown, and return its error.
 
-        Nobody knows which attempt sent it, so that it is in no record.
+        Its attempt is not known, so that it is in no record.
         """
         self._wrong_keys += 1
         if not self._first_wrong:
