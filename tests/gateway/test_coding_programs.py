@@ -11,9 +11,10 @@ import pytest
 
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import Route, Routing, Target
+from lightspan.schema.routing import Route, Routing, Target, make_routing
 from lightspan.schema.token_records import Sampling
 from lightspan.stores.protocol import Store
+from lightspan_programs import Command, system
 from lightspan_testing.gateway_suite import TOOLS, Rig, make_rig
 from tests.gateway.posting import post
 from tests.serving.gateways import serving
@@ -63,6 +64,40 @@ async def test_tokens_of_such_requests_are_counted(store: Store, fields: dict[st
         body = {**CHAT, **fields}
         counted = await post(rig, body, "/v1/messages/count_tokens")
         assert counted == (200, {"input_tokens": len(rig.tokenizer.render([USER]))})
+
+
+TITLE = "Generate a title.\nBe brief."
+HEADER = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1;"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "system", "content": TITLE}, USER]}),
+        ("/v1/chat/completions", {"messages": [{"role": "developer", "content": TITLE}, USER]}),
+        ("/v1/responses", {"input": "hi", "instructions": TITLE}),
+        ("/v1/responses", {"input": [{"role": "system", "content": TITLE}, USER]}),
+        (
+            "/v1/messages",
+            {"system": [HEADER, {"type": "text", "text": TITLE}], "messages": [USER]},
+        ),
+    ],
+)
+async def test_an_agent_is_known_by_its_system_prompt(
+    store: Store, path: str, body: dict[str, Any]
+) -> None:
+    named = Command(["true"], agents={"title": system("Generate a title*")})
+    routing = make_routing({"app": "policy"}, "shared", "policy").naming(named.agent_paths())
+    limited = {**body, "max_tokens": 9} if path == "/v1/messages" else body
+    async with make_rig(store, "ok", routing=routing, mode=Mode.TRAIN) as rig:
+        for model in ("policy", "app"):  # the program has one name for all its calls
+            status, answer = await post(rig, {**limited, "model": model}, path)
+            assert status == 200, answer
+        assert (await post(rig, CHAT))[0] == 200
+        assert (await post(rig, {**limited, "model": "m"}, f"/agents/app{path}"))[0] == 200
+        spans = await rig.spans()
+        agents = [(span.attributes[c.AGENT_PATH], span.attributes[c.SELECTED]) for span in spans]
+        assert agents == [("title", False), ("title", False), ("app", True), ("app", True)]
 
 
 # --- tools of the Responses API -------------------------------------------------------------

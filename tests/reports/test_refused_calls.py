@@ -12,6 +12,7 @@ import pytest
 from lightspan import Command, LightningRL, Trainer
 from lightspan.errors import UnknownAgentError, UnsupportedError
 from lightspan.progress import SilentReporter
+from lightspan_programs import system
 from tests.reports.dry_runs import scripted
 
 pytestmark = pytest.mark.slow
@@ -99,3 +100,41 @@ def test_calls_with_a_wrong_key_are_counted_and_named(tiny: Path, tmp_path: Path
     with pytest.raises((UnsupportedError, UnknownAgentError)) as caught:
         trainer_of(tiny, tmp_path).fit(app, [{"n": 0}])
     assert said.format("2 requests") in str(caught.value)
+
+
+SIDE = """
+import json, os, urllib.request
+def ask(instructions):
+    body = {"model": os.environ["LIGHTSPAN_MODEL"], "input": "hi", "instructions": instructions}
+    headers = {"Content-Type": "application/json"}
+    headers["Authorization"] = "Bearer " + os.environ["OPENAI_API_KEY"]
+    url = os.environ["OPENAI_BASE_URL"] + "/responses"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    answer = json.loads(urllib.request.urlopen(request).read())
+    return answer["output"][0]["content"][0]["text"]
+ask("Generate a title.")
+ask("You mend code.")
+print(ask("You mend code."))
+"""
+
+
+def test_calls_of_another_kind_are_named_and_can_be_an_agent_of_their_own(
+    tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "side.py").write_text(SIDE)
+    arguments = [sys.executable, str(tmp_path / "side.py")]
+    report = trainer_of(tiny, tmp_path).dev(Command(arguments), [{"n": 0}])
+    [app] = report.agents
+    [note] = app.side_calls
+    assert note.startswith("2 calls of 6 begin a conversation of another kind (system prompt 'Gen")
+    assert 'Command(agents={"NAME": system("Generate a title.*")})' in note
+    assert f"  app: {note}" in report.text()
+    # with the name, they are frozen
+    named = Command(arguments, agents={"title": system("Generate a title*")})
+    algorithm = LightningRL(tiny, optimize="app", frozen="base", group_size=2, tasks_per_step=1)
+    engine, reporter = scripted({"": ("1", "0")}), SilentReporter()
+    trainer = Trainer(algorithm, engine=engine, steps=1, runners=1, reporter=reporter)
+    agents = trainer.dev(named, [{"n": 0}]).agents
+    counts = [(agent.path, agent.calls, agent.trained, agent.frozen) for agent in agents]
+    assert counts == [("app", 4, 4, 0), ("title", 2, 0, 2)]
+    assert [agent.side_calls for agent in agents] == [[], []]

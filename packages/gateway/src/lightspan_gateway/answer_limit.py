@@ -11,7 +11,7 @@ MIN_DEFAULT: Final = 1_024
 CONTEXT_SHARE: Final = 4
 """An answer gets one of so many parts of the context: the rest is for the turns around it."""
 CACHE_SHARE: Final = 8
-"""An answer gets one of so many parts of the key-value cache: other rollouts run at the same time."""
+"""An answer gets one of so many parts of the key-value cache: other rollouts need the rest."""
 
 
 def default_max_tokens(context: int, cache: int | None) -> int:

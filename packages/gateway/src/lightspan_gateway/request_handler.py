@@ -34,6 +34,7 @@ from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
+from lightspan_gateway.prompt_rules import agent_of_prompt
 from lightspan_gateway.proxied_call import ProxiedCall
 
 TINY_CONTEXT: Final = 512
@@ -144,9 +145,11 @@ class RequestHandler:
 
         Args:
             session: session of the request's sender.
-            agent: the agent's path; None to find the agent by the model name in `body`.
+            agent: the agent's path; None to find the agent by the system prompt or the model name
+                in `body`.
             body: body of the request.
         """
+        agent = agent_of_prompt(session.routing, body.fields) if agent is None else agent
         if agent is not None:
             return agent, self._access.target(session, agent)
         model = body.fields.get("model") or ""

@@ -31,7 +31,7 @@ from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Re
 from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
-from lightspan.schema import semconv as c
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json, Outcome, fingerprint, task_id
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
@@ -55,6 +55,10 @@ MAX_EXAMPLES: Final = 2
 """Maximum number of breaks per cause that are reported as examples."""
 
 
+MAX_BEGIN: Final = 40
+"""Characters of a system prompt by which conversations are told apart."""
+_HEADER: Final = re.compile(r"\Ax-[\w-]+-header:(?:\s*[\w-]+=[^;\s]*;)+\s*")
+"""What Claude Code writes before its system prompts."""
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields of a request that limit the tokens of an answer."""
 LONG_ANSWER: Final = 8_192
@@ -175,7 +179,44 @@ def _agent(
         acted=acted,
         failed=len(errors),
         error=errors[0] if errors else "",
+        side_calls=list(_side_calls(entries)) if target.selected else [],
     )
+
+
+def _side_calls(entries: Sequence[CallCoverage]) -> Iterator[str]:
+    """Describe calls of an agent that belong to another conversation than most of its calls.
+
+    Their system prompts begin differently in the same rollout. Programs write titles, summaries and
+    memories so, and run sub-agents.
+
+    Args:
+        entries: the calls of one agent.
+    """
+    calls: Counter[str] = Counter()
+    rollouts: dict[str, set[str]] = defaultdict(set)
+    for span in (entry.call.span for entry in entries if not entry.call.choice):
+        if span is not None and (begin := _begin_of_system(span)):
+            calls[begin] += 1
+            rollouts[span.attempt_id].add(begin)
+    mixed = set().union(*(begins for begins in rollouts.values() if len(begins) > 1))
+    for begin, count in calls.most_common()[1:]:
+        if begin in mixed:
+            yield (
+                f"{plural(count, 'call')} of {len(entries)} begin a conversation of another kind "
+                f"(system prompt {begin!r}), and are trained with the rollout's reward. If it is "
+                "a title or a sub-agent, make it an agent of its own: "
+                f'Command(agents={{"NAME": system("{begin}*")}}), or a name in the URL'
+            )
+
+
+def _begin_of_system(span: Span) -> str:
+    """Return the first words of a call's system prompt; "" if it has none."""
+    messages = genai_messages.input_messages_of(span.attributes)
+    if not messages or messages[0].get("role") not in ("system", "developer"):
+        return ""
+    text = genai_messages.joined_text(messages[0].get("content")).strip()
+    text = _HEADER.sub("", text)
+    return text.partition("\n")[0][:MAX_BEGIN]
 
 
 def _has_failed(span: Span) -> bool:

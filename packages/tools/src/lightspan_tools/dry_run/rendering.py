@@ -118,6 +118,7 @@ def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: boo
         )
     if agent.policy is not None:
         yield from agent.unseen
+        yield from agent.side_calls
 
 
 def _rate(calls_per_rollout: float) -> str:

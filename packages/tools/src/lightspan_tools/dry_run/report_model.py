@@ -68,6 +68,9 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that ended in an error, if the agent keeps an endpoint of its own; else 0."""
     error: str = ""
     """The error of such a call."""
+    side_calls: list[str] = []
+    """Calls of a trained agent with another system prompt than most of its calls in the same
+    rollouts, such as titles and summaries; each text has the prompt and advice."""
 
 
 class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
