@@ -56,7 +56,7 @@ MAX_EXAMPLES: Final = 2
 
 
 MAX_BEGIN: Final = 40
-"""Characters of a system prompt by which conversations are told apart."""
+"""Characters of a system prompt that distinguish kinds of conversations."""
 _HEADER: Final = re.compile(r"\Ax-[\w-]+-header:(?:\s*[\w-]+=[^;\s]*;)+\s*")
 """What Claude Code writes before its system prompts."""
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
