@@ -221,8 +221,8 @@ async def test_tools_of_openais_servers_are_left_out_of_the_offer(
         for record in await rig.records():
             assert record.prompt_ids == rig.tokenizer.render([USER], TOOLS)
         overrides = json.loads(str((await rig.spans())[0].attributes[c.SAMPLING_OVERRIDES]))
-        assert overrides["tools.web_search"] == [search, None]
-        assert overrides["tools.docs"] == [remote, None]
+        assert overrides["tools.web_search"] == [{"type": "web_search"}, None]
+        assert overrides["tools.docs"] == [{"type": "mcp", "server_label": "docs"}, None]
         await ask(rig, tools=[search])
     names = [message.split("'")[1] for message in caplog.messages]
     assert names == ["docs", "tool_search", "web_search"]  # once each

@@ -46,8 +46,9 @@ class ToolOffer:
     """Name of an offered function → `type`, `name` and `namespace` of the request's tool. A plain
     function has no entry."""
     overrides: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """`tools.NAME` → (tool, None) for a tool that is left out. For the grammar of a custom tool,
-    which is not enforced, `tools.NAME.format` → (grammar, where the model sees it)."""
+    """Fields for the report. `tools.NAME` → (type of the tool, None) for a tool that is left out,
+    without the rest, which may hold a key. `tools.NAME.format` → (grammar, where the model sees it)
+    for the grammar of a custom tool, which is not enforced."""
 
     def call_item(self, call: Mapping[str, Any], item_id: str) -> dict[str, Any]:
         """Return the item of a tool call in an answer.
@@ -96,7 +97,8 @@ def read_offer(tools: Sequence[Any] | None) -> ToolOffer:
         fields = tool if isinstance(tool, Mapping) else {}
         kind = fields.get("type", tool)
         if fields and (str(kind) in _SERVED or str(kind).startswith(_DATED)):
-            overrides[f"{TOOLS}{fields.get('server_label') or kind}"] = (tool, None)
+            named = {key: fields[key] for key in ("type", "server_label") if key in fields}
+            overrides[f"{TOOLS}{fields.get('server_label') or kind}"] = (named, None)
             continue
         if kind not in ("function", "custom") or not isinstance(fields.get("name"), str):
             raise bad_request(
