@@ -238,9 +238,9 @@ class Command(Program):
     def agent_paths(self) -> Sequence[str]:
         """Return the paths of all agents; empty if they are unknown."""
         if not isinstance(self.agents, Mapping):
-            return list(self.agents)
+            return tuple(self.agents)
         named = [AgentName.of(path, pattern) for path, pattern in self.agents.items()]
-        return [c.UNNAMED_AGENT, *named] if named else []
+        return (c.UNNAMED_AGENT, *named) if named else ()
 
     def opened(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager that keeps one watchdog process for all attempts.
