@@ -307,8 +307,9 @@ IMAGE = {"type": "input_image", "image_url": "data:", "detail": "auto"}
     [
         ({"input": []}, "input", "non-empty"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]", "input_image"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]", "'reasoning'"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "'web_search'"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "nothing to answer"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]", "'computer_call'"),
+        ({"tools": [{"type": "local_shell"}]}, "tools[0]", "'local_shell'"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "with a name"),
         ({"tools": [{**FUNCTION, "strict": True}]}, "tools", "cannot be honoured"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot be honoured"),

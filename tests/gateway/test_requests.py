@@ -300,7 +300,7 @@ KEPT = {
             "/v1/responses",
             {"type": "input_image", "image_url": DATA_URL},
             "input[0].content[1]",
-            "only messages with text, function calls and their outputs are understood",
+            "only messages with text, calls of tools and their outputs are understood",
         ),
     ],
 )

@@ -383,8 +383,11 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
         assert f": {texts[0]!r} ({expected}) became {texts[1]!r} ({got}): {detail} " in example
     assert report.warnings[0] == (
         "2 of 2 calls that go on with a conversation begin a new row (2 other): the learner "
-        "computes their history again"
+        f"computes their history again, {rows.repeated_tokens} of {rows.row_tokens} tokens"
     )
+    assert rows.repeated_tokens == 2 * (len(prompt) + len(tokenizer.encode("name")) + 1)
+    share = rows.repeated_tokens / rows.row_tokens
+    assert f"  breaks repeat {rows.repeated_tokens} of these tokens ({share:.0%})" in report.text()
     assert f"  2 breaks by other\n    {rows.breaks[0]}\n" in report.text()
     [(rollout, call)] = re.findall(r"rollout (\S+), call (\S+)\)$", rows.breaks[0])
     shown = inspect_run(tmp_path / "dry", rollout, call)

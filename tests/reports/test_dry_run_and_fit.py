@@ -216,7 +216,7 @@ def test_a_client_that_is_given_the_attempts_endpoint_trains(
 
 CHAT_REFUSED = "messages[0].content[1] is of type 'image_url': only text is understood"
 RESPONSE_REFUSED = (
-    "input[0].content[0] is of type 'input_image': only messages with text, function calls and "
+    "input[0].content[0] is of type 'input_image': only messages with text, calls of tools and "
     "their outputs are understood"
 )
 ADVICE = (

@@ -289,6 +289,43 @@ def test_what_the_app_changed(following: list[dict[str, Any]], detail: str) -> N
     assert chat.relations() == ["new", "broken"]
 
 
+def called(*calls: tuple[str, str]) -> dict[str, Any]:
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    entries = [{"id": "c", "type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "x", "tool_calls": entries}
+
+
+EDIT = ("Edit", '{"old": "a", "new": "b"}')
+
+
+@pytest.mark.parametrize(
+    ("sent", "what"),
+    [
+        (
+            called(("Edit", '{"replace_all": false, "old": "a", "new": "b"}')),
+            "the arguments of Edit (added replace_all)",
+        ),
+        (
+            called(("Edit", '{"old": "A"}')),
+            "the arguments of Edit (removed new; other value of old)",
+        ),
+        (called(("Edit", "[]")), "the arguments of Edit (another value)"),
+        (called(("Edit", "[")), "the arguments of Edit (another value)"),
+        (called(("Write", EDIT[1])), "the answer"),
+        ({**called(EDIT), "content": "y"}, "the answer"),
+    ],
+)
+def test_how_the_app_changed_an_answer(sent: dict[str, Any], what: str) -> None:
+    """Check which arguments a program added, such as a tool's default values."""
+    chat = Chat()
+    chat.call([user("a")], called(EDIT), sampled=chat.spelled("x"))
+    chat.call([user("a"), sent, user("b")], "y")
+    [broken] = chat.read().breaks
+    assert broken.detail == f"the app changed {what} before it sent it back (message 1)"
+    first = chat.transitions[0].record
+    assert broken.repeated == len(first.prompt_ids) + len(first.response_ids)
+
+
 # --- messages -----------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -21,7 +22,8 @@ from lightspan.runners.program import ProgramError
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.reward import parse_reward
-from lightspan.schema.routing import Route, Routing, Rule, Target
+from lightspan.schema.routing import Route, Routing, Rule, Target, make_routing
+from lightspan_programs import system
 from lightspan_programs.environment import program_environment
 from lightspan_programs.process import Ended, Tail, Watchdog, guarding, run_program
 from lightspan_programs.reward import last_error, last_line, printable
@@ -95,6 +97,31 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
 )
 def test_a_command_travels_as_text(command: Command) -> None:
     assert Command.from_reference(command.reference) == command
+
+
+def test_agents_that_are_known_by_their_system_prompts() -> None:
+    agents = {"title": system("Generate a title*"), "notes": system("*memory*")}
+    command = Command(["true"], agents=agents)
+    again = Command.from_reference(command.reference)
+    assert again == command
+    paths = again.agent_paths()
+    assert [(path, getattr(path, "system", None)) for path in paths] == [
+        ("app", None),
+        ("title", "Generate a title*"),
+        ("notes", "*memory*"),
+    ]
+    routing = make_routing({"app": "policy"}, "base", "policy").naming(paths)
+    routing = routing.validating_at(0.5)
+    rules = [(rule.pattern, rule.system) for rule in routing.rules]
+    assert rules[:3] == [("app", ""), ("title", "Generate a title*"), ("notes", "*memory*")]
+    assert msgspec.json.decode(msgspec.json.encode(routing), type=Routing) == routing
+
+
+def test_patterns_of_system_prompts_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"system\('\*'\) needs a text"):
+        system("*")
+    with pytest.raises(ConfigError, match=r'write agents=\{"NAME": system\("PATTERN\*"\)\}'):
+        Command(["true"], agents={"title": "Generate*"})  # type: ignore[dict-item]
 
 
 def test_a_reference_says_what_is_not_the_default() -> None:

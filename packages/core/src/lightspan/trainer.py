@@ -199,8 +199,8 @@ class Trainer:
         Args:
             app: as for `fit`.
             tasks: training tasks of `fit`; a few of them are run.
-            val: held-out tasks of `fit`; none of them is run.
-            selection: selection split of `fit`; none of its tasks is run.
+            val: held-out tasks of `fit`; one of them is run, as in evaluations.
+            selection: selection split of `fit`; one of its tasks is run if `val` has none.
             agents: paths of all agents. The report lists those that made no call. None for the
                 agents that the app names, if any.
             count: number of tasks to run: the first ones that `fit` would take.

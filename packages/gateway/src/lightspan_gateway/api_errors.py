@@ -62,10 +62,11 @@ def call_token_error(token: str) -> ApiError:
     problem = "unknown call token" if token else "a call token is missing"
     return ApiError(
         401,
-        f"{problem}: the key must be the attempt's own. Give the client api_key=llm.api_key, of "
-        "the app's argument `llm` (OPENAI_API_KEY is a placeholder in runners), or use the OpenAI "
-        "SDK inside the rollout. For a framework, call its adapter's instrument() first, such as "
-        "lightspan_autogen.instrument()",
+        f"{problem}: the key must be the attempt's own. A program that `Command` starts reads it "
+        "from OPENAI_API_KEY or ANTHROPIC_API_KEY. In Python, give the client "
+        "api_key=llm.api_key, of the app's argument `llm` (OPENAI_API_KEY is a placeholder there), "
+        "or use the OpenAI SDK inside the rollout. For a framework, call its adapter's "
+        "instrument() first, such as lightspan_autogen.instrument()",
         code="invalid_api_key",
     )
 

@@ -28,6 +28,7 @@ from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store, StoredCall
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError
 from lightspan_gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
+from lightspan_gateway.dialects.response_tools import TOOLS
 from lightspan_gateway.request_body import to_thread_if_large
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class CallRecorder(CallLog):
         self._closing = asyncio.Event()
         self._unmarked: set[str] = set()
         """Ids of attempts of which a log line says that they could not be marked as damaged."""
+        self._reported: set[str] = set()
+        """Names of tools that a log line has reported as not offered."""
 
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
         info = call.info
@@ -65,7 +68,21 @@ class CallRecorder(CallLog):
         attributes = call.attributes()
         if call.overrides:
             attributes[c.SAMPLING_OVERRIDES] = dump_json(call.overrides)
+            self._report_omitted(call)
         await self._store_call(info, outcome, attributes, end, str(call.error or ""), records)
+
+    def _report_omitted(self, call: ServedCall) -> None:
+        """Report tools that the model is not offered, each once in a run."""
+        fields = call.overrides.items()
+        tools = {name for name, pair in fields if name.startswith(TOOLS) and pair[1] is None}
+        for name in sorted(tools - self._reported):
+            self._reported.add(name)
+            log.warning(
+                "the tool %r of agent %s is not offered to the model, because it works with its "
+                "provider's models and servers only: switch it off in the program",
+                name.removeprefix(TOOLS),
+                call.info.agent_path,
+            )
 
     async def record_refusal(self, info: CallInfo, error: ApiError) -> None:
         replay = info.session.replay

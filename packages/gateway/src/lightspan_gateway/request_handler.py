@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
@@ -34,6 +34,7 @@ from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
+from lightspan_gateway.prompt_rules import agent_of_prompt
 from lightspan_gateway.proxied_call import ProxiedCall
 
 TINY_CONTEXT: Final = 512
@@ -144,9 +145,11 @@ class RequestHandler:
 
         Args:
             session: session of the request's sender.
-            agent: the agent's path; None to find the agent by the model name in `body`.
+            agent: the agent's path; None to find the agent by the system prompt or the model name
+                in `body`.
             body: body of the request.
         """
+        agent = agent_of_prompt(session.routing, body.fields) if agent is None else agent
         if agent is not None:
             return agent, self._access.target(session, agent)
         model = body.fields.get("model") or ""
@@ -171,7 +174,8 @@ class RequestHandler:
                 number = None if recorded is None else recorded.span.sequence_start
                 info.sequence_start = info.sequence_start or number or session.next_sequence()
                 if not self._access.log.needs_bodies:
-                    info.body, call.overrides = {}, dict.fromkeys(call.overrides)
+                    ignored = [key for key, (_, used) in call.overrides.items() if used is None]
+                    info.body, call.overrides = {}, dict.fromkeys(ignored)
                 if info.repeats is not None:
                     await self._record_replay(call)
                 session.add(call)
@@ -206,8 +210,9 @@ class RequestHandler:
             grammar = await self._grammars.grammar(
                 request.constraint, engine, info.policy, tokenizer.tool_parser
             )
-        sampling = self._sampling(request, prompts, engine, tokenizer)
-        request = replace(request, sampling=sampling, grammar=grammar)
+        sampling = self._sampling(info, request, prompts, engine, tokenizer)
+        overrides = {**request.overrides, **_shortened(request, prompts, sampling, tokenizer)}
+        request = replace(request, sampling=sampling, grammar=grammar, overrides=overrides)
         call = GeneratedCall(info, request, prompts, engine, tokenizer, self._access.log)
         if recorded is not None:
             call.restore(recorded)
@@ -248,12 +253,16 @@ class RequestHandler:
 
     def _sampling(
         self,
+        info: CallInfo,
         request: ModelRequest,
         prompts: Sequence[list[int]],
         engine: TokenEngine,
         tokenizer: ChatTokenizer,
     ) -> Sampling:
-        """Return the sampling parameters, with `max_tokens` limited to the rest of the context.
+        """Return the sampling parameters, with `max_tokens` set.
+
+        It is at most the rest of the context. Where neither the request nor the algorithm limits
+        the answer, the access policy does.
 
         Raises:
             ApiError: 400 if a prompt is too long, or the engine does not support an option.
@@ -276,10 +285,11 @@ class RequestHandler:
                 request.prompt_field,
                 c.CONTEXT_OVERFLOW,
             )
-        # of several prompts the shortest counts: the engine stops the answers to longer ones sooner
-        available = context - min(map(len, prompts))
-        limit = sampling.max_tokens or self._access.max_tokens or available
-        return msgspec.structs.replace(sampling, max_tokens=min(limit, available))
+        room, limit, set_by = _room(prompts, tokenizer), sampling.max_tokens, info.target.sampling
+        if set_by is None or set_by.max_tokens is None:
+            cache = getattr(engine, "cache_tokens", lambda policy: None)(info.policy)
+            limit = self._access.answer_limit(limit, room, context, cache)
+        return msgspec.structs.replace(sampling, max_tokens=min(limit or room, room))
 
     def _call_info(
         self,
@@ -312,6 +322,27 @@ class RequestHandler:
             start_ns=now_ns(),
             grace_s=self._relayed_s if is_relayed and not session.shared else 0.0,
         )
+
+
+def _room(prompts: Sequence[list[int]], tokenizer: ChatTokenizer) -> int:
+    """Return the number of tokens that the shortest prompt leaves in the context.
+
+    The engine stops the answers to longer prompts sooner.
+    """
+    return tokenizer.context_length - min(map(len, prompts))
+
+
+def _shortened(
+    request: ModelRequest,
+    prompts: Sequence[list[int]],
+    sampling: Sampling,
+    tokenizer: ChatTokenizer,
+) -> dict[str, tuple[Any, Any]]:
+    """Return the override of the answer's limit; empty if the request's limit or context counts."""
+    asked, used = request.sampling.max_tokens, sampling.max_tokens
+    room = _room(prompts, tokenizer)
+    is_less = used is not None and used < min(room if asked is None else asked, room)
+    return {request.limit_field: (asked, used)} if is_less else {}
 
 
 # --- requests -------------------------------------------------------------------

@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
         description="Serve the trained policies of a run at one endpoint, for the clients of "
         "OpenAI and Anthropic, with the agents mapped as in training, and print the one line to "
         "change in the app. Or serve a model in a Hugging Face folder, which answers every agent. "
-        "Sampling is set by the request. Unsupported fields are refused, except those that only "
-        "one provider's models support (such as verbosity), which are ignored and counted. With "
+        "Sampling is set by the request. Unsupported fields that may say how to sample are "
+        "refused; others (such as verbosity) are ignored and counted. With "
         "--store serve a store instead: trainers and runners on other machines open it by its "
         "URL, each with a key that limits its permissions. It speaks plain HTTP: put a proxy with "
         "TLS in front of it.",

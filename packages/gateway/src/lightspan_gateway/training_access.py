@@ -6,27 +6,30 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import takewhile
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from aiohttp import web
 from msgspec.structs import replace
 
 from lightspan.errors import StoreError
+from lightspan.progress import plural
 from lightspan.protocols.engine import TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Claim
+from lightspan.schema.redaction import clean_text
 from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
 from lightspan_gateway.access_policy import AccessPolicy, token_of
+from lightspan_gateway.answer_limit import default_max_tokens
 from lightspan_gateway.api_errors import ApiError, bad_request, call_token_error, no_model
 from lightspan_gateway.call_recorder import CallRecorder
 from lightspan_gateway.calls import CallerSession, RecordedCall
-from lightspan_gateway.dialects.base import STEERING
+from lightspan_gateway.dialects.base import is_refused
 from lightspan_gateway.forks import make_replay, restore_script
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.server import Server
@@ -39,6 +42,8 @@ PARENTS_KEPT: Final = 32
 """Maximum number of attempts whose calls are kept in memory because others repeat them."""
 ROUTINGS: Final = 64
 """Number of routings that are kept; a training has one for each version of its prompts."""
+MAX_AGENT_LENGTH: Final = 80
+"""Maximum characters of a `User-Agent` header in a message."""
 EVICT_AFTER_S: Final = 60.0
 """Seconds without a call after which a session is evicted; a later call restores it."""
 
@@ -64,9 +69,23 @@ class TrainingAccess(AccessPolicy):
         self._parents: OrderedDict[str, dict[str, RecordedCall]] = OrderedDict()
         """Id of an attempt that others repeat → its calls, the latest read last."""
         self._reading = asyncio.Lock()
+        self._wrong_keys = 0
+        self._first_wrong = ""
+        """The first request whose key is missing or unknown; empty before it."""
         self._routings: OrderedDict[str, Routing] = OrderedDict()
         """Id of resources → their routing, in the order of the last use; an id is a hash of the
         content, so it never changes."""
+
+    def answer_limit(
+        self, asked: int | None, room: int, context: int, cache: int | None
+    ) -> int | None:
+        """Return the maximum tokens of an answer (see `AccessPolicy.answer_limit`).
+
+        A limit beyond the context limits nothing. Without one, a policy that does not end its
+        answers would write to the end of the context in each call.
+        """
+        is_limited = asked is not None and asked <= room
+        return asked if is_limited else default_max_tokens(context, cache)
 
     # --- authentication ---------------------------------------------------------------------
     async def authenticate(self, request: web.Request) -> CallerSession:
@@ -78,10 +97,10 @@ class TrainingAccess(AccessPolicy):
         """
         token = token_of(request)
         if not token:
-            raise call_token_error(token)
+            raise self._wrong_key(request, token)
         session = self._open.get(token)
         if session is None:
-            session = await self._look_up(token)
+            session = await self._look_up(request, token)
         elif time.monotonic() - session.checked_at > RECHECK_S:
             await self._recheck(token, session)
         attempt_id = request.headers.get(c.HEADER_ATTEMPT)
@@ -95,13 +114,38 @@ class TrainingAccess(AccessPolicy):
     def sessions(self) -> list[CallerSession]:
         return list(self._open.values())
 
-    async def _look_up(self, token: str) -> CallerSession:
+    def _wrong_key(self, request: web.Request, token: str) -> ApiError:
+        """Count a request whose key is missing or unknown, and return its error.
+
+        Its attempt is not known, so that it is in no record.
+        """
+        self._wrong_keys += 1
+        if not self._first_wrong:
+            agent = clean_text(request.headers.get("User-Agent", "an unnamed client"))
+            key = "another key" if token else "no key"
+            path = clean_text(request.path)
+            self._first_wrong = f"{request.method} {path} of {agent[:MAX_AGENT_LENGTH]}, with {key}"
+            log.warning("%s", self.wrong_keys())
+        return call_token_error(token)
+
+    def wrong_keys(self) -> str:
+        """Return how many requests had a wrong key, and what to do; "" if none had."""
+        if not self._wrong_keys:
+            return ""
+        return (
+            f"The gateway refused {plural(self._wrong_keys, 'request')} without the attempt's key "
+            f"(HTTP 401; the first: {self._first_wrong}). A program finds its key in "
+            "OPENAI_API_KEY, and in ANTHROPIC_API_KEY for Anthropic's clients: let its "
+            "configuration read that variable. In Python, give the client api_key=llm.api_key"
+        )
+
+    async def _look_up(self, request: web.Request, token: str) -> CallerSession:
         try:
             # The trainer's store may wait for its server for much longer.
             async with asyncio.timeout(self._store_timeout_s):
                 claim = await self._store.claim_of_token(token)
                 if claim is None:
-                    raise call_token_error(token)
+                    raise self._wrong_key(request, token)
                 if claim.attempt.sealed:
                     return CallerSession(claim, Routing())
                 fresh = await self._read(claim)
@@ -249,9 +293,8 @@ class Gateway(Server):
         limits: limits and times; None for the defaults.
     """
 
-    ignored_fields: ClassVar[frozenset[str]] = STEERING
-    """Request fields that are set aside in every mode; evaluations refuse all others that training
-    sets aside."""
+    is_refused: ClassVar[Callable[[str, Any], bool]] = staticmethod(is_refused)
+    """Function of a field that training sets aside, and its value: do evaluations refuse it?"""
 
     def __init__(
         self,
@@ -263,14 +306,13 @@ class Gateway(Server):
         limits: GatewayLimits | None = None,
     ) -> None:
         limits = limits or GatewayLimits()
-        super().__init__(
-            TrainingAccess(
-                store,
-                store_timeout_s=limits.store_timeout_s,
-                replay_wait_s=limits.replay_wait_s,
-            ),
-            engine,
-            host=host,
-            port=port,
-            limits=limits,
+        access = TrainingAccess(
+            store, store_timeout_s=limits.store_timeout_s, replay_wait_s=limits.replay_wait_s
         )
+        super().__init__(access, engine, host=host, port=port, limits=limits)
+        self._training_access = access
+
+    @property
+    def wrong_keys(self) -> str:
+        """How many requests had a wrong key, and what to do; "" if none had."""
+        return self._training_access.wrong_keys()

@@ -5,6 +5,6 @@ environment variables, `process` runs the program as a process group, `reward` r
 its output, and `watchdog` ends the program when the runner dies.
 """
 
-from lightspan_programs.command import Command
+from lightspan_programs.command import Command, system
 
-__all__ = ["Command"]
+__all__ = ["Command", "system"]

@@ -46,6 +46,44 @@ _MAX_VARIABLE_LENGTH: Final = 128 * 1024 - 1
 """Maximum number of bytes of an environment variable on Linux, with its name and the `=`."""
 
 
+class SystemPrompt(msgspec.Struct, frozen=True):
+    """A pattern of system prompts; `*` matches any text."""
+
+    system: str
+
+
+def system(pattern: str) -> SystemPrompt:
+    """Return a pattern by which an agent is known that its requests do not name.
+
+    `Command(…, agents={"title": system("Generate a title*")})` gives the calls whose system prompt,
+    or one part of it, begins so to the agent `title`.
+
+    Args:
+        pattern: the whole text, in which `*` matches any text.
+
+    Raises:
+        ConfigError: the pattern is empty, or matches every prompt.
+    """
+    if not isinstance(pattern, str) or not pattern.strip("* "):
+        raise ConfigError(f"system({pattern!r}) needs a text, such as 'Generate a title*'")
+    return SystemPrompt(pattern)
+
+
+class AgentName(str):
+    """The path of an agent, with the pattern of its system prompts (`system`)."""
+
+    __slots__ = ("system",)
+
+    system: str
+
+    @classmethod
+    def of(cls, path: str, pattern: SystemPrompt) -> Self:
+        """Return the path of the agent that `pattern` identifies."""
+        name = cls(path)
+        name.system = pattern.system
+        return name
+
+
 @dataclass(frozen=True, slots=True)
 class Command(Program):
     """A program in any language as an app: `Trainer(…).fit(Command(["node", "app.js"]), train)`.
@@ -85,7 +123,9 @@ class Command(Program):
             algorithm's `timeout_s` applies too.
         agents: all agent paths that the program names by URL or model; empty if unknown. If known,
             a name in `optimize=` that is not one of them is an error before the run starts, and
-            with `optimize="*"` the calls whose model has such a name belong to this agent.
+            with `optimize="*"` the calls whose model has such a name belong to this agent. A
+            mapping of agents to `system("PATTERN")` finds them by their system prompts instead; all
+            other calls belong to the agent `app`.
         cwd: the program's working folder; None for the runner's.
         env: further environment variables. They are written to files, so keys belong in the
             runner's environment instead.
@@ -98,7 +138,7 @@ class Command(Program):
     task: TaskIn = "file"
     reward: RewardBy = "last_line"
     timeout_s: float | None = None
-    agents: str | Sequence[str] = ()
+    agents: str | Sequence[str] | Mapping[str, SystemPrompt] = ()
     cwd: str | Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,7 +148,7 @@ class Command(Program):
                 f"a command is a list of texts, not {self.arguments!r}: write ['node', 'app.js'], "
                 f"or {['sh', '-c', self.arguments]!r} for a shell"
             )
-        agents = [self.agents] if isinstance(self.agents, str) else self.agents
+        agents: Any = [self.agents] if isinstance(self.agents, str) else self.agents
         _check_texts("arguments", self.arguments)
         _check_texts("agents", agents)
         _check_texts("env", [*self.env, *self.env.values()])
@@ -122,7 +162,7 @@ class Command(Program):
             _check_variable(name)
         values: dict[str, Any] = {
             "arguments": tuple(self.arguments),
-            "agents": tuple(agents),
+            "agents": _patterns(agents) if isinstance(agents, Mapping) else tuple(agents),
             "env": dict(self.env),
             "cwd": None if self.cwd is None else os.fspath(self.cwd),
         }
@@ -186,7 +226,7 @@ class Command(Program):
             ConfigError: the gateway would refuse the calls of an agent, because it is neither
                 trained nor frozen to a model.
         """
-        unserved = [path for path in self.agents if routing.target(path).route is Route.APP]
+        unserved = [path for path in self.agent_paths() if routing.target(path).route is Route.APP]
         if unserved:
             raise ConfigError(
                 f"the command's agents {unserved} are neither optimised nor frozen to a model, so "
@@ -196,8 +236,11 @@ class Command(Program):
             )
 
     def agent_paths(self) -> Sequence[str]:
-        """Return the option `agents` as a sequence."""
-        return self.agents
+        """Return the paths of all agents; empty if they are unknown."""
+        if not isinstance(self.agents, Mapping):
+            return tuple(self.agents)
+        named = [AgentName.of(path, pattern) for path, pattern in self.agents.items()]
+        return (c.UNNAMED_AGENT, *named) if named else ()
 
     def opened(self) -> AbstractAsyncContextManager[object]:
         """Return a context manager that keeps one watchdog process for all attempts.
@@ -316,6 +359,22 @@ class Command(Program):
             status_message="" if is_ok else message,
         )
         agent.scope.recorder.add(span)
+
+
+def _patterns(agents: Mapping[str, Any]) -> dict[str, SystemPrompt]:
+    """Return the agents of a mapping, whose patterns may be decoded from a reference.
+
+    Raises:
+        ConfigError: a value is no `system("PATTERN")`.
+    """
+    try:
+        patterns = msgspec.convert(dict(agents), dict[str, SystemPrompt])
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f'agents={agents!r} of a command: write agents={{"NAME": system("PATTERN*")}}'
+        ) from error
+    _check_texts("agents", [pattern.system for pattern in patterns.values()])
+    return patterns
 
 
 def _check_texts(name: str, values: Sequence[object]) -> None:

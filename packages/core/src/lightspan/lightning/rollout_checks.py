@@ -116,8 +116,7 @@ class RolloutChecks:
                 check_agents(self._routing, self._agents)
         if any(episode.mode is Mode.DEV for episode in episodes):
             return  # a dry run reports untrainable calls and failures itself
-        if not self._calls_checked:
-            self._calls_checked = self._trainable(episodes)
+        self._calls_checked = self._calls_checked or self._trainable(episodes)
         self._check_alike(episodes, unreached)
 
     def _check_alike(self, episodes: Sequence[Episode], unreached: str) -> None:
@@ -256,18 +255,28 @@ def _error_of(episode: Episode) -> str:
     return episode.message or episode.unscored or str(episode.outcome)
 
 
-def check_evaluable(episodes: Sequence[Episode]) -> None:
+def check_evaluable(episodes: Sequence[Episode], *, is_whole: bool = False) -> None:
     """Raise `UnsupportedError` if a call was refused because of a request parameter.
 
     Evaluations refuse a parameter that they cannot apply, because they sample as the app asks.
     Training may ignore it.
+
+    Args:
+        episodes: episodes of an evaluation.
+        is_whole: whether they are all of its episodes. Then it is also an error if every call was
+            refused for any reason but a prompt that is too long, because no model was asked.
     """
-    for call in (call for episode in episodes for call in episode.calls):
-        if call.span and call.span.attributes.get(c.ERROR_TYPE) == c.UNSUPPORTED_PARAMETER:
-            raise UnsupportedError(
-                f"evaluations sample as the app asks, so they refuse a call of {call.agent_path}: "
-                f"{refusal_of(call.span)}"
-            )
+    calls = [call for episode in episodes for call in episode.calls]
+    refused = [call.span for call in calls if call.span and call.refused is not None]
+    is_none = is_whole and len(refused) == len(calls)
+    for span in refused:
+        code, path = span.attributes.get(c.ERROR_TYPE), span.attributes.get(c.AGENT_PATH)
+        what = f"evaluations sample as the app asks, so they refuse a call of {path}"
+        if is_none and code not in (c.UNSUPPORTED_PARAMETER, c.CONTEXT_OVERFLOW):
+            what = f"the gateway refused all {plural(len(calls), 'call')} of an evaluation"
+        elif code != c.UNSUPPORTED_PARAMETER:
+            continue
+        raise UnsupportedError(f"{what}: {refusal_of(span)}")
 
 
 def check_scored(

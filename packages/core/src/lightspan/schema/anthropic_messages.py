@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from lightspan.schema import openai_responses as responses
 from lightspan.schema.genai_messages import dump_json, mappings_in
-from lightspan.schema.openai_responses import Message, Other, chat_tool, convert_content, join_parts
+from lightspan.schema.openai_responses import Message, Other, join_parts
 
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "text": frozenset({"type", "text", "cache_control"}),
@@ -56,7 +57,7 @@ def messages_of(body: Mapping[str, Any], other: Other) -> list[Message]:
     """
     messages: list[Message] = []
     if body.get("system"):
-        content = convert_content(body["system"], "system", other, _part)
+        content = responses.convert_content(body["system"], "system", other, _part)
         messages.append({"role": "system", "content": content})
     for number, message in enumerate(body.get("messages") or ()):
         messages += _turn(message, f"messages[{number}]", other)
@@ -77,7 +78,7 @@ def _turn(message: Any, where: str, other: Other) -> list[Message]:
         return [other(message, where)]
     content, where = message.get("content"), f"{where}.content"
     if not isinstance(content, list | tuple):
-        return [{"role": role, "content": convert_content(content, where, other, _part)}]
+        return [{"role": role, "content": responses.convert_content(content, where, other, _part)}]
     turn: list[Message] = []
     parts: list[Any] = []
     calls: list[dict[str, Any]] = []
@@ -111,7 +112,7 @@ def _call(block: Mapping[str, Any], where: str, other: Other) -> dict[str, Any]:
 
 def _result(block: Mapping[str, Any], where: str, other: Other) -> Message:
     _check(block, where, other)
-    content = convert_content(block.get("content"), f"{where}.content", other, _part)
+    content = responses.convert_content(block.get("content"), f"{where}.content", other, _part)
     result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
     # Chat has no such field, but a chat template may read it.
     return {**result, "is_error": True} if block.get("is_error") else result
@@ -142,7 +143,7 @@ def _check(block: Mapping[str, Any], where: str, other: Other) -> None:
 def tools_to_chat(tools: Sequence[Any]) -> list[Any]:
     """Convert tools with an `input_schema` to tools of chat; other tools stay as they are."""
     return [
-        chat_tool({**tool, "parameters": tool["input_schema"]})
+        responses.chat_tool({**tool, "parameters": tool["input_schema"]})
         if isinstance(tool, Mapping) and "input_schema" in tool
         else tool
         for tool in tools
@@ -157,12 +158,7 @@ def is_message(answer: Mapping[str, Any]) -> bool:
 
 def completion_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Convert an answer of the Messages API to a chat completion, for recording."""
-    return {
-        "id": answer.get("id"),
-        "model": answer.get("model"),
-        "choices": list(_choices(answer)),
-        "usage": _usage(answer.get("usage") or {}),
-    }
+    return responses.as_completion(answer, _choices(answer))
 
 
 def _choices(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -172,16 +168,6 @@ def _choices(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     turn = {"role": "assistant", "content": content}
     [message] = _turn(turn, "answer", lambda block, where: {"content": [block]})
     yield {"index": 0, "message": message, "finish_reason": _FINISH.get(str(reason), reason)}
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert token counts; tokens read from or written to a cache count as prompt tokens."""
-    keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    counts = [usage[key] for key in keys if usage.get(key) is not None]
-    return {
-        "prompt_tokens": sum(counts) if counts else None,
-        "completion_tokens": usage.get("output_tokens"),
-    }
 
 
 class StreamedMessage:

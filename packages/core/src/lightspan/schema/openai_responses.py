@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.media import is_media
 
 Message = dict[str, Any]
@@ -32,8 +33,9 @@ class ItemError(ValueError):
 
 Other = Callable[[Any, str], Message]
 """A function that is called with an item that has no equivalent in chat, and with the item's path
-in the request. It raises an error to refuse the item, or returns a message to use instead. For a
-part of a message's content, the returned message is ignored and the part stays as it is."""
+in the request. It raises an error to refuse the item, or returns a message to use instead; an empty
+one leaves the item out. For a part of a message's content, the returned message is ignored and the
+part stays as it is."""
 
 
 def is_response(body: Mapping[str, Any]) -> bool:
@@ -66,8 +68,9 @@ def instructions_of(body: Mapping[str, Any]) -> list[Message]:
 def items_to_messages(items: Any, other: Other) -> list[Message]:
     """Convert input or output items to chat messages.
 
-    A function call is added to the assistant's message just before it, because the model wrote both
-    in one turn.
+    A call of a tool is added to the assistant's message just before it, because the model wrote
+    both in one turn. A custom tool takes a text, which becomes the argument `input`. The name of a
+    tool in a namespace becomes `namespace.name`.
 
     Args:
         items: a text, an array of items, or None for no items.
@@ -88,24 +91,30 @@ def items_to_messages(items: Any, other: Other) -> list[Message]:
 
 def _add_item(messages: list[Message], item: Any, where: str, other: Other) -> None:
     kind = item.get("type") if isinstance(item, Mapping) else None
-    if kind == "function_call" and isinstance(item.get("name"), str):
+    if kind in ("function_call", "custom_tool_call") and isinstance(item.get("name"), str):
         _add_call(messages, item)
-    elif kind == "function_call_output":
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         content = _content(item.get("output"), f"{where}.output", other)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind in (None, "message") and isinstance(item, Mapping) and "role" in item:
         content = _content(item.get("content"), f"{where}.content", other)
         messages.append({"role": item["role"], "content": content})
     else:
-        messages.append(other(item, where))
+        messages.extend(filter(None, [other(item, where)]))
 
 
 def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
     if not messages or messages[-1].get("role") != "assistant":
         messages.append({"role": "assistant", "content": None})
-    function = {"name": item["name"], "arguments": item.get("arguments") or ""}
+    arguments = dump_json({"input": item["input"]}) if "input" in item else item.get("arguments")
+    function = {"name": chat_name(item), "arguments": arguments or ""}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)
+
+
+def chat_name(item: Mapping[str, Any]) -> str:
+    """Return the name in chat of a tool, or of the tool that a call names."""
+    return ".".join(str(item[key]) for key in ("namespace", "name") if item.get(key))
 
 
 def _content(content: Any, where: str, other: Other) -> Any:
@@ -169,7 +178,7 @@ def refused(item: Any, where: str) -> Message:
     """
     kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
     raise ItemError(
-        f"{where} is of type {kind!r}: only messages with text, function calls and their outputs "
+        f"{where} is of type {kind!r}: only messages with text, calls of tools and their outputs "
         "are understood",
         where,
         is_media=is_media(item),
@@ -199,15 +208,24 @@ def chat_tool(fields: Mapping[str, Any]) -> dict[str, Any]:
 # --- answers --------------------------------------------------------------------------------
 def completion_of(response: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a response to a chat completion, for recording."""
-    usage = response.get("usage") or {}
+    return as_completion(response, _choices(response))
+
+
+def as_completion(answer: Mapping[str, Any], choices: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return a response, or a message of the Messages API, as a chat completion with `choices`.
+
+    Tokens read from or written to a cache, which the Messages API counts separately, count as
+    prompt tokens.
+    """
+    usage = answer.get("usage") or {}
+    keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+    counts = [usage[key] for key in keys if usage.get(key) is not None]
+    prompt, completion = sum(counts) if counts else None, usage.get("output_tokens")
     return {
-        "id": response.get("id"),
-        "model": response.get("model"),
-        "choices": list(_choices(response)),
-        "usage": {
-            "prompt_tokens": usage.get("input_tokens"),
-            "completion_tokens": usage.get("output_tokens"),
-        },
+        "id": answer.get("id"),
+        "model": answer.get("model"),
+        "choices": list(choices),
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
     }
 
 

@@ -121,11 +121,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return Sampling(temperature=self.validate_temperature)
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
     """The destination of the calls of all agents that a pattern matches."""
 
     pattern: str
     target: Target
+    system: str = ""
+    """Glob of system prompts: calls with such a prompt that name no agent belong to the agent
+    `pattern`. Empty for none."""
 
     def matches(self, path: str) -> bool:
         """Return whether the rule applies to an agent path."""
@@ -179,18 +182,18 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
         """Return a copy with one more rule for each of `paths`; no destination changes.
 
         The pattern of such a rule is the path of an agent, so requests can give the path as the
-        name of their model. Paths that contain `*` get no rule.
+        name of their model. Paths that contain `*` get no rule. A path with an attribute `system`
+        (`lightspan_programs.system`) sets `Rule.system`.
         """
-        rules = [Rule(path, self.target(path)) for path in paths if "*" not in path]
+        names = [path for path in paths if "*" not in path]
+        rules = [Rule(str(name), self.target(name), getattr(name, "system", "")) for name in names]
         return replace(self, rules=[*rules, *self.rules])
 
     def validating_at(self, temperature: float | None) -> Routing:
         """Return a copy that samples with `temperature` in validation; None for the app's own."""
-        rules = [
-            Rule(rule.pattern, replace(rule.target, validate_temperature=temperature))
-            for rule in self.rules
-        ]
-        return replace(self, rules=rules)
+        targets = [replace(rule.target, validate_temperature=temperature) for rule in self.rules]
+        pairs = zip(self.rules, targets, strict=True)
+        return replace(self, rules=[replace(rule, target=target) for rule, target in pairs])
 
     def unmatched(self, paths: Iterable[str]) -> list[str]:
         """Return the patterns of agents to train that match none of `paths`."""

@@ -15,11 +15,11 @@ from typing import Self, TypeVar
 import msgspec
 
 from lightspan.algorithms.protocol import Metrics
-from lightspan.errors import CheckpointError, ConfigError, UnsupportedError
+from lightspan.errors import CheckpointError, ConfigError, LightspanError, UnsupportedError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
 from lightspan.lightning.forks import ForkPoint
-from lightspan.lightning.rollout_checks import ENOUGH_TASKS, RolloutChecks
+from lightspan.lightning.rollout_checks import ENOUGH_TASKS, RolloutChecks, check_evaluable
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
@@ -239,7 +239,7 @@ class Session:
         """Open the gateway, the runners and the judge or reward function."""
         host, port = parse_gateway_address(self.settings.gateway or "127.0.0.1")
         gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
-        await self._stack.enter_async_context(gateway)
+        self.gateway = await self._stack.enter_async_context(gateway)
         routing = self.algorithm.routing().naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)
         self._routing = msgspec.structs.replace(routing, gateway_url=gateway.url)
@@ -361,12 +361,16 @@ class Session:
         Args:
             tasks: tasks to run.
             weights: step of the loaded weights, if earlier than the current step; else None.
+
+        Raises:
+            UnsupportedError: the gateway refused every call (`check_evaluable`).
         """
         # Of a new run a few tasks come first, so that a wrong name in `optimize=` ends it early.
         is_first = bool(self._routing.rules) and not self._rollout_checks.agents_checked
         count = ENOUGH_TASKS if is_first and self.state.step == 0 else 0
         parts = [part for part in (tasks[:count], tasks[count:]) if part]
         episodes = [e for part in parts for e in await self.rollouts(part, 1, Mode.VAL)]
+        check_evaluable(episodes, is_whole=True)
         clusters = clusters_of(tasks, self.settings.cluster)
         step, failed = self.state.step, self._failure_reward
         lowest = min(self.state.lowest_reward, failed or 0.0)
@@ -509,7 +513,11 @@ class Session:
         self.state.lowest_reward = lowest_reward(episodes, self.state.lowest_reward)
         episodes = [score_failure(episode, self._failure_reward) for episode in episodes]
         if not any(episode.fork for episode in episodes):  # they are in no failure rate
-            self._rollout_checks.check(episodes)
+            try:
+                self._rollout_checks.check(episodes)
+            except LightspanError as error:  # calls with a wrong key belong to no rollout
+                stray = getattr(self.gateway, "wrong_keys", "")
+                raise (type(error)(f"{error}. {stray}") if stray else error) from None
         if self._span_export is not None:
             self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes

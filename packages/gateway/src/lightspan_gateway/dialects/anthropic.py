@@ -212,11 +212,8 @@ def parse_message(
 
     def adjust(unsupported: dict[str, Any]) -> None:
         thinking = body.get("thinking") or {}
-        kind = thinking.get("type", "disabled")
-        if kind == "adaptive":  # the model decides, and these models do not think
+        if thinking.get("type", "disabled") != "disabled":
             unsupported["thinking"] = thinking
-        elif kind != "disabled":
-            raise shared.cannot_honour("thinking", thinking)
 
     fields = shared.read_fields(body, RULES, mode, forced, adjust)
     messages, tools = _messages(body), _tools(body)

@@ -38,7 +38,10 @@ DEFAULTS_OF_ALL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Unsupported field → values that have the same effect as leaving the field out."""
 IGNORED: Final = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+    {
+        *("user", "metadata", "client_metadata", "store", "service_tier"),
+        *("safety_identifier", "prompt_cache_key"),
+    }
 )
 """Fields that are accepted and ignored, because they do not affect the answer."""
 STEERING: Final = frozenset(
@@ -53,8 +56,17 @@ STEERING: Final = frozenset(
 
 Frameworks send these fields if the app was written for a model of that provider. Open models do not
 support them, and they do not affect sampling. So they are ignored in every mode and recorded as
-overrides. In contrast, an unsupported sampling field is refused in validation.
+overrides (see `is_refused`).
 """
+ANSWER_FIELDS: Final = frozenset(
+    {
+        *("logit_bias", "stop_token_ids", "stop_sequences", "logits_processors", "samplers"),
+        *("sampling_params", "generation_config", "options", "extra_body", "vllm_xargs"),
+        *("messages", "input", "prompt", "prefix", "suffix", "documents", "chat_template"),
+        *("truncation", "truncation_strategy", "include", "modalities", "audio"),
+    }
+)
+"""Fields, besides numbers, that say how to sample, what the prompt is or what an answer holds."""
 FORBIDDEN_TEMPLATE_OPTIONS: Final = frozenset(
     {
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
@@ -115,6 +127,8 @@ class ModelRequest(ABC):
 
     prompt_field: ClassVar[str]
     """Name of the field that holds the prompt."""
+    limit_field: ClassVar[str] = "max_tokens"
+    """Name of the field that limits the tokens of an answer."""
     chunk_object: ClassVar[str]
     id_prefix: ClassVar[str] = "chatcmpl-"
     """Prefix of the response id, before the call id."""
@@ -376,15 +390,15 @@ def read_fields(
 
     Raises:
         ApiError: 400 for an invalid field, and for an unsupported field in `CONSTRAINING`. In
-            validation, or if `forced` is None, also for every other unsupported field that is not
-            in `STEERING`.
+            validation, or if `forced` is None, also for every other unsupported field that
+            `is_refused`.
     """
     unsupported = check_fields(body, rules)
     if adjust is not None:
         adjust(unsupported)
     refused = unsupported.keys() & CONSTRAINING
     if forced is None or mode is Mode.VAL:
-        refused = refused or unsupported.keys() - STEERING
+        refused = refused or {key for key, value in unsupported.items() if is_refused(key, value)}
     for key in sorted(refused):
         raise cannot_honour(
             key, unsupported[key], None if key in CONSTRAINING else c.UNSUPPORTED_PARAMETER
@@ -417,6 +431,17 @@ def read_fields(
     if "chat_template_kwargs" in rules.supported:
         fields["template_options"] = _template_options(body)
     return fields
+
+
+def is_refused(key: str, value: Any) -> bool:
+    """Return whether an unsupported field is refused where the request sets the sampling.
+
+    That is in evaluations and in `lightspan serve`. A field that says nothing of the sampling, the
+    prompt or the answer is ignored there too. Programs send new fields of that kind with each
+    version, as objects and texts. An unknown number or true/false may be a sampling parameter, so
+    it is refused.
+    """
+    return key not in STEERING and (key in ANSWER_FIELDS or isinstance(value, int | float))
 
 
 def _requested_sampling(body: Mapping[str, Any], rules: FieldRules) -> Sampling:

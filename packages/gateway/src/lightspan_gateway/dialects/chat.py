@@ -106,10 +106,10 @@ def _delta(base: Mapping[str, Any], index: int, delta: Mapping[str, Any]) -> dic
 def parse_chat(body: Mapping[str, Any], *, mode: Mode, forced: Sampling | None) -> ChatRequest:
     """Parse the body of a chat completions request.
 
-    Unsupported fields that constrain the answer (`CONSTRAINING`) are always refused, and those in
-    `STEERING` are always ignored. In training with `forced`, all other unsupported fields are
-    ignored too. In validation, or if `forced` is None, they are refused. The call's span records
-    the ignored fields.
+    Unsupported fields that constrain the answer (`CONSTRAINING`) are always refused, and those that
+    say nothing of the sampling are always ignored (`is_refused`). In training with `forced`, all
+    other unsupported fields are ignored too. In validation, or if `forced` is None, they are
+    refused. The call's span records the ignored fields.
 
     Args:
         body: the decoded JSON.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from lightspan.schema import genai_messages as genai, openai_responses as responses, semconv as c
@@ -20,6 +20,7 @@ from lightspan_gateway.api_errors import bad_request
 from lightspan_gateway.dialects import base as shared
 from lightspan_gateway.dialects.base import Answer, Choice, Conversation, Message, MessagesRequest
 from lightspan_gateway.dialects.constraints import read_tools
+from lightspan_gateway.dialects.response_tools import ToolOffer, read_offer
 from lightspan_gateway.dialects.sse import Events, TypedEvents
 from lightspan_gateway.request_body import digest_of
 
@@ -79,12 +80,15 @@ class ResponseRequest(MessagesRequest):
     """A request of the Responses API; its answer has one choice."""
 
     prompt_field: ClassVar[str] = "input"
+    limit_field: ClassVar[str] = "max_output_tokens"
     chunk_object: ClassVar[str] = "response"
     id_prefix: ClassVar[str] = ID_PREFIX
     framing: ClassVar[type[Events]] = NumberedEvents
 
     echoed: Mapping[str, Any]
     """The fields of the request that the response repeats."""
+    offer: ToolOffer = field(default_factory=lambda: ToolOffer(tools=None))
+    """The offered tools, and their names in the request."""
     instructions: int = 0
     """Number of messages at the start that are instructions."""
     continues: bool = False
@@ -153,7 +157,7 @@ class ResponseRequest(MessagesRequest):
         choice = answer.choices[0]
         calls = choice.message.get("tool_calls") or ()
         text = choice.message.get("content")
-        items = [_call_item(call) for call in calls]
+        items = [self.offer.call_item(call, digest_of(call["id"].encode(), 12)) for call in calls]
         if text or not calls:
             items.insert(0, self._text_item(answer.response_id, choice, text or ""))
         return items
@@ -224,24 +228,16 @@ def _message_item(response_id: str, status: str, content: list[Any]) -> dict[str
 
 def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
     where = {"item_id": item["id"], "output_index": index}
-    empty = {**item, "arguments": "", "status": "in_progress"}
-    arguments = item["arguments"]
-    kind = "response.function_call_arguments"
+    is_custom = item["type"] == "custom_tool_call"
+    field, kind = ("input", "custom_tool_call_input")
+    if not is_custom:
+        field, kind = ("arguments", "function_call_arguments")
+    empty = {**item, field: "", "status": "in_progress"}
+    whole = {field: item[field], **({} if is_custom else {"name": item["name"]})}
     yield {"type": "response.output_item.added", "output_index": index, "item": empty}
-    yield {"type": f"{kind}.delta", **where, "delta": arguments}
-    yield {"type": f"{kind}.done", **where, "name": item["name"], "arguments": arguments}
+    yield {"type": f"response.{kind}.delta", **where, "delta": item[field]}
+    yield {"type": f"response.{kind}.done", **where, **whole}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
-
-
-def _call_item(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": "fc_" + digest_of(call["id"].encode(), 12),
-        "type": "function_call",
-        "call_id": call["id"],
-        "name": call["function"]["name"],
-        "arguments": call["function"]["arguments"],
-        "status": "completed",
-    }
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
@@ -278,10 +274,16 @@ def parse_response(
             unsupported["include"] = others
 
     fields = shared.read_fields(body, RULES, mode, forced, adjust)
-    messages, tools, instructions = _messages(body), _tools(body), responses.instructions_of(body)
+    omitted: list[Any] = []
+    messages, offer = _messages(body, omitted), read_offer(body.get("tools"))
+    instructions = responses.instructions_of(body)
+    fields["overrides"] |= offer.overrides
+    if omitted:
+        fields["overrides"]["input.reasoning"] = (len(omitted), None)
     return ResponseRequest(
         **fields,
-        **read_tools(body, tools, ("text.format", (body.get("text") or {}).get("format"))),
+        **read_tools(body, offer.tools, ("text.format", (body.get("text") or {}).get("format"))),
+        offer=offer,
         messages=[*instructions, *messages],
         instructions=len(instructions),
         logprobs=_LOGPROBS in (body.get("include") or ()),
@@ -290,27 +292,29 @@ def parse_response(
     )
 
 
-def _messages(body: Mapping[str, Any]) -> list[Message]:
+def _messages(body: Mapping[str, Any], omitted: list[Any]) -> list[Message]:
+    """Convert the input of a request to chat messages.
+
+    Args:
+        body: the request.
+        omitted: list to which items of reasoning are added. They have no message: what they hold is
+            encrypted for the model that wrote it, or a summary of what no answer here consists of.
+    """
+
+    def other(item: Any, where: str) -> Message:
+        if not (isinstance(item, Mapping) and item.get("type") == "reasoning"):
+            return responses.refused(item, where)
+        omitted.append(item)
+        return {}
+
     items = body.get("input")
     if not isinstance(items, str | list) or not items:
         raise bad_request("'input' must be a non-empty text or array of items", "input")
     try:
-        return responses.items_to_messages(items, responses.refused)
+        return responses.items_to_messages(items, other)
     except responses.ItemError as error:
         code = c.UNSUPPORTED_CONTENT if error.is_media else None
         raise bad_request(str(error), error.where, code) from error
-
-
-def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    tools = body.get("tools") or None
-    for number, tool in enumerate(tools or ()):
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        if kind != "function" or not isinstance(tool.get("name"), str):
-            where = f"tools[{number}]"
-            raise bad_request(
-                f"{where} is of type {kind!r}: only functions with a name are supported", where
-            )
-    return None if tools is None else responses.tools_to_chat(tools)
 
 
 def recorded_conversation(span: Span) -> Conversation:

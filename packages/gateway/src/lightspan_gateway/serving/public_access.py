@@ -2,8 +2,8 @@
 
 Calls are counted and not recorded. As in training, lightspan's header or the URL
 (`/agents/{name}/v1`) names the agent of a call. Without both, the field `model` names an agent or a
-policy. The request sets the sampling parameters. Unsupported fields are refused, except the fields
-in `STEERING`, which are ignored and counted.
+policy. The request sets the sampling parameters. Unsupported fields are refused if they say how to
+sample; others are ignored and counted (see `is_refused`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UsageCounter(CallLog):
         self.failed = 0
         """Number of failed or refused calls."""
         self.ignored_fields: Counter[str] = Counter()
-        """Field that only one provider's models support → number of calls with it."""
+        """Ignored field, or tool that is not offered → number of calls with it."""
 
     async def record(self, call: ServedCall, outcome: CallOutcome) -> None:
         if outcome is CallOutcome.ERROR:

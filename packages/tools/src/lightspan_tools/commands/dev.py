@@ -63,7 +63,9 @@ def add(commands: Any) -> None:
         "app's own endpoint). Other endpoints, or a choice per agent, in Python: "
         "print(Trainer(LightningRL(…, frozen={…})).dev(app, tasks))",
     )
-    parser.add_argument("--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit")
+    parser.add_argument(
+        "--val", type=Path, metavar="TASKS.jsonl", help="held-out tasks of fit; one is run"
+    )
     parser.add_argument("--count", type=int, default=4, help="tasks to run (4)")
     parser.add_argument("--group-size", type=int, metavar="N", help="rollouts per task (4)")
     parser.add_argument(

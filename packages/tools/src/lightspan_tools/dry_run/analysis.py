@@ -9,9 +9,9 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightspan.lightning.advantages import groups_without_variance
 from lightspan.lightning.episode import Call, Episode, dimension_means
@@ -31,7 +31,7 @@ from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Re
 from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
-from lightspan.schema import semconv as c
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import Json, Outcome, fingerprint, task_id
 from lightspan.schema.routing import Route, Routing
 from lightspan.schema.semconv import UNNAMED_AGENT
@@ -53,6 +53,16 @@ T = TypeVar("T")
 
 MAX_EXAMPLES: Final = 2
 """Maximum number of breaks per cause that are reported as examples."""
+
+
+MAX_BEGIN: Final = 40
+"""Characters of a system prompt that distinguish kinds of conversations."""
+_HEADER: Final = re.compile(r"\Ax-[\w-]+-header:(?:\s*[\w-]+=[^;\s]*;)+\s*")
+"""What Claude Code writes before its system prompts."""
+LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Fields of a request that limit the tokens of an answer."""
+LONG_ANSWER: Final = 8_192
+"""Tokens that an answer may have above which the limit is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +179,44 @@ def _agent(
         acted=acted,
         failed=len(errors),
         error=errors[0] if errors else "",
+        side_calls=list(_side_calls(entries)) if target.selected else [],
     )
+
+
+def _side_calls(entries: Sequence[CallCoverage]) -> Iterator[str]:
+    """Describe calls of an agent that belong to another conversation than most of its calls.
+
+    Their system prompts begin differently in the same rollout. Programs write titles, summaries and
+    memories so, and run sub-agents.
+
+    Args:
+        entries: the calls of one agent.
+    """
+    calls: Counter[str] = Counter()
+    rollouts: dict[str, set[str]] = defaultdict(set)
+    for span in (entry.call.span for entry in entries if not entry.call.choice):
+        if span is not None and (begin := _begin_of_system(span)):
+            calls[begin] += 1
+            rollouts[span.attempt_id].add(begin)
+    mixed = set().union(*(begins for begins in rollouts.values() if len(begins) > 1))
+    for begin, count in calls.most_common()[1:]:
+        if begin in mixed:
+            yield (
+                f"{plural(count, 'call')} of {len(entries)} begin a conversation of another kind "
+                f"(system prompt {begin!r}), and are trained with the rollout's reward. If it is "
+                "a title or a sub-agent, make it an agent of its own: "
+                f'Command(agents={{"NAME": system("{begin}*")}}), or a name in the URL'
+            )
+
+
+def _begin_of_system(span: Span) -> str:
+    """Return the first words of a call's system prompt; "" if it has none."""
+    messages = genai_messages.input_messages_of(span.attributes)
+    if not messages or messages[0].get("role") not in ("system", "developer"):
+        return ""
+    text = genai_messages.joined_text(messages[0].get("content")).strip()
+    text = _HEADER.sub("", text)
+    return text.partition("\n")[0][:MAX_BEGIN]
 
 
 def _has_failed(span: Span) -> bool:
@@ -247,10 +294,35 @@ def read_overrides(findings: Findings) -> list[model.OverrideReport]:
     ]
 
 
+def answer_limits(findings: Findings, overrides: Sequence[model.OverrideReport]) -> Iterator[str]:
+    """Yield which limits of answers apply where `LightningRL(max_tokens=)` is not set.
+
+    Args:
+        findings: the episodes of the dry run.
+        overrides: fields that training changes.
+    """
+    advice = "LightningRL(max_tokens=) sets one, which bounds time and memory"
+    for each in overrides:
+        if each.field in LIMITS and each.used is not None:
+            asked = "no limit" if each.asked is None else f"{each.asked:,}, more than is left"
+            yield (
+                f"answers of {each.agent} have at most {each.used:,} tokens, by the sizes of "
+                f"context and key-value cache (the app asks for {asked}): {advice}"
+            )
+    largest: dict[str, int] = {}
+    for call in (entry.call for entry in findings.entries):
+        if call.record is not None and findings.routing.target(call.agent_path).selected:
+            limit = call.record.sampling.max_tokens or 0
+            largest[call.agent_path] = max(limit, largest.get(call.agent_path, 0))
+    for agent, limit in sorted(largest.items()):
+        if limit > LONG_ANSWER:
+            yield f"answers of {agent} may have {limit:,} tokens: {advice}"
+
+
 def evaluation_warnings(
     overrides: Sequence[model.OverrideReport],
     capabilities: EngineCapabilities,
-    ignored: Collection[str],
+    is_refused: Callable[[str, Any], bool],
     *,
     is_evaluated: bool,
 ) -> Iterator[str]:
@@ -262,12 +334,12 @@ def evaluation_warnings(
     Args:
         overrides: fields that training changes.
         capabilities: what the engine supports.
-        ignored: fields that evaluations leave out too.
+        is_refused: function of a field and its value: whether evaluations refuse the field.
         is_evaluated: whether `fit` evaluates.
     """
     refused: dict[str, list[str]] = defaultdict(list)
     for each in overrides:
-        is_unknown = each.used is None and each.field not in ignored
+        is_unknown = each.used is None and is_refused(each.field, each.asked)
         is_unsupported = each.field in ("top_p", "top_k") and not getattr(capabilities, each.field)
         if is_unknown or is_unsupported:
             refused[each.agent].append(f"{each.field}={json.dumps(each.asked)}"[:300])
@@ -278,6 +350,21 @@ def evaluation_warnings(
             + f" evaluations sample as the app asks, so they refuse {named}, which training sets "
             "aside. Leave that out of the app's requests"
         )
+
+
+def evaluated_warnings(episodes: Sequence[Episode]) -> Iterator[str]:
+    """Warn of calls that were refused, and of failures, in rollouts of the evaluations' mode."""
+    calls = [call for episode in episodes for call in episode.calls]
+    refused = [call.span for call in calls if call.span is not None and call.refused is not None]
+    if refused:
+        yield (
+            f"evaluations refused {len(refused)} of {plural(len(calls), 'call')} of a held-out "
+            f"task: {refusal_of(refused[0])}"
+        )
+    for episode in episodes:
+        if app_failed(episode) or not episode.finished:
+            message = f"{episode.outcome}: {episode.message}".rstrip(": ")
+            yield f"the rollout of a held-out task, as in evaluations, failed: {message}"
 
 
 # --- rewards ----------------------------------------------------------------------------------
@@ -393,6 +480,7 @@ def read_rows(
         call_tokens=merging.call_tokens,
         longest_row=max((chain[-1].length for chain in merge(transitions)), default=0),
         breaks=list(_breaks(merging, transitions)),
+        repeated_tokens=sum(each.repeated for each in merging.breaks),
     )
 
 
@@ -594,7 +682,8 @@ def other_warnings(
         causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)
         yield (
             f"{rows.broken} of {rows.broken + rows.merged} calls that go on with a conversation "
-            f"begin a new row ({causes}): the learner computes their history again"
+            f"begin a new row ({causes}): the learner computes their history again, "
+            f"{rows.repeated_tokens:,} of {rows.row_tokens:,} tokens"
         )
     limit, expected = costs.max_frozen_calls, costs.expected_frozen_calls
     if limit is not None and expected > limit:

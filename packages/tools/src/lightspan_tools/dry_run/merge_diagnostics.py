@@ -151,6 +151,9 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
     got_text: str
     before: str
     """Common text just before the first differing token."""
+    repeated: int = 0
+    """Tokens of the previous call, prompt and answer, whose row this call would have extended. The
+    new row has about as many again."""
 
 
 class Merging(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,6 +312,7 @@ def _break(
         expected_text=token(expected),
         got_text=token(got),
         before=text(expected, 0),
+        repeated=len(expected),
     )
 
 
@@ -337,7 +341,42 @@ def _change(before: CallMessages, after: CallMessages) -> str:
         return ""
     if following.role != "assistant":
         return f"the app left the answer out (a message of {following.role} follows)"
-    return f"the app changed the answer before it sent it back (message {len(earlier)})"
+    what = "the answer" if before.answer is None else _rewritten(before.answer, following)
+    return f"the app changed {what} before it sent it back (message {len(earlier)})"
+
+
+def _rewritten(answer: Message, sent: Message) -> str:
+    """Return which part of an answer the app changed: the arguments of its calls, or anything.
+
+    Programs add the default values of a tool's arguments, for example.
+
+    Args:
+        answer: the answer.
+        sent: the message in its place.
+    """
+    names, others = ([name for name, _ in each.calls] for each in (answer, sent))
+    if names != others or answer.text.strip() != sent.text.strip():
+        return "the answer"
+    pairs = zip(answer.calls, sent.calls, strict=True)
+    parts = [
+        f"the arguments of {name} ({_difference(old, new)})"
+        for (name, old), (_, new) in pairs
+        if old != new
+    ]
+    return " and ".join(parts) or "the answer"
+
+
+def _difference(old: str, new: str) -> str:
+    """Describe how the arguments of a call differ; both are JSON."""
+    before, after = map(json.loads, (old, new))  # a text that is no JSON was encoded as one
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return "another value"
+    kinds = {
+        "added": after.keys() - before.keys(),
+        "removed": before.keys() - after.keys(),
+        "other value of": {key for key in before.keys() & after if before[key] != after[key]},
+    }
+    return "; ".join(f"{kind} {', '.join(sorted(keys))}" for kind, keys in kinds.items() if keys)
 
 
 def _text(content: Any) -> str:

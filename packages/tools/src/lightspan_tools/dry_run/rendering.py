@@ -118,6 +118,7 @@ def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: boo
         )
     if agent.policy is not None:
         yield from agent.unseen
+        yield from agent.side_calls
 
 
 def _rate(calls_per_rollout: float) -> str:
@@ -212,6 +213,9 @@ def _rows(report: model.RowReport | None) -> Iterator[str]:
         f"{report.broken} break; "
         f"{report.row_tokens:,} tokens{saved}, longest row {report.longest_row:,}"
     )
+    if report.broken:
+        share = report.repeated_tokens / report.row_tokens
+        yield f"  breaks repeat {report.repeated_tokens:,} of these tokens ({share:.0%})"
     yield from (f"  {plural(n, 'break')} by {cause}" for cause, n in report.causes.items() if n)
     yield from (f"    {example}" for example in report.breaks)
 

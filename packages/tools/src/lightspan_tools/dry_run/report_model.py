@@ -68,6 +68,9 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that ended in an error, if the agent keeps an endpoint of its own; else 0."""
     error: str = ""
     """The error of such a call."""
+    side_calls: list[str] = []
+    """Calls of a trained agent with another system prompt than most of its calls in the same
+    rollouts, such as titles and summaries; each text has the prompt and advice."""
 
 
 class UncapturedReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +171,8 @@ class RowReport(msgspec.Struct, frozen=True, kw_only=True):
     longest_row: int
     breaks: list[str]
     """Examples of broken calls with the first differing token."""
+    repeated_tokens: int = 0
+    """Tokens of rows that the breaks repeat, which the learner computes once more."""
 
 
 class ToolReport(msgspec.Struct, frozen=True, kw_only=True):

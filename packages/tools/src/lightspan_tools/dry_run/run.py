@@ -29,6 +29,7 @@ from lightspan.lightning.families import Forks
 from lightspan.lightning.rollout_checks import (
     callers_of,
     check_computed,
+    check_evaluable,
     check_patterns,
     check_trainable,
     why_unreached,
@@ -69,12 +70,13 @@ class DryRun:
         settings: settings of the trainer.
         app: the app to run.
         tasks: training tasks.
-        val: held-out tasks of `fit`, which are not run; None for none.
+        val: held-out tasks of `fit`, of which one is run, as in evaluations; None for none.
         agents: paths of agents that the app is known to have; None if unknown.
         count: maximum number of tasks to run.
         group_size: rollouts per task. None for the algorithm's number, but at most `GROUP_SIZE`.
         folder: folder in which the rollouts are kept; None for a temporary folder.
-        selection: tasks by which `fit` compares prompts, which are not run; None for none.
+        selection: tasks by which `fit` compares prompts; one is run if `val` has none. None for
+            none.
         replay: whether to repeat rollouts with their recorded answers. It is left out if that would
             ask a model, because the app made calls that the gateway did not answer.
 
@@ -131,10 +133,13 @@ class DryRun:
             await session.open()
             episodes, seconds = await self._run_tasks(session)
             findings = await self._classify(session, episodes)
+            if keys := getattr(session.gateway, "wrong_keys", ""):
+                self._problems.append(keys)
             if self.replay and not analysis.read_uncaptured(findings):
                 self._replays = await repeat_attempts(session, episodes)
             if self.settings.has_policies:
                 self._check_evaluations(session, findings)
+                await self._try_evaluation(session)
                 measured = await self._measure(session, findings)
         memory_report = await asyncio.to_thread(self._memory, measured)
         return self._assemble(findings, measured, memory_report, seconds)
@@ -187,9 +192,28 @@ class DryRun:
         self._problems += analysis.evaluation_warnings(
             analysis.read_overrides(findings),
             session.engine.capabilities,
-            getattr(gateway, "ignored_fields", ()),
+            getattr(gateway, "is_refused", lambda field, value: True),
             is_evaluated=self.val is not None or self.selection is not None,
         )
+
+    async def _try_evaluation(self, session: Session) -> None:
+        """Run one held-out task as the evaluations of `fit` do, and append what went wrong.
+
+        It is left out if `fit` has no held-out tasks, or if it would stop for another reason.
+        """
+        tasks = self.val or self.selection
+        if not tasks or self._problems:
+            return
+        session.reporter.line("dry run: 1 rollout of a held-out task, as in evaluations")
+        try:
+            episodes = await session.rollouts(tasks[:1], 1, Mode.VAL)
+            check_evaluable(episodes, is_whole=True)
+        except UnsupportedError as error:
+            self._problems.append(f"fit would stop: {error}")
+        else:
+            self._problems += analysis.evaluated_warnings(episodes)
+        finally:
+            session.reporter.finish()
 
     async def _measure(self, session: Session, findings: Findings) -> _Measurements:
         """Build the rows and train on some of them, to see whether an update fits into memory."""
@@ -273,7 +297,10 @@ class DryRun:
             findings, agents, rollouts, plan, self.settings.max_frozen_calls
         )
         is_ours = self.settings.learner_spec is not None
+        overrides = analysis.read_overrides(findings)
         choices = self._algorithm.describe_choices() if is_ours else []
+        if self.settings.has_policies and getattr(self._algorithm, "max_tokens", 0) is None:
+            choices += analysis.answer_limits(findings, overrides)
         try:
             choices += self._algorithm.inspect_episodes(findings.episodes)
         except (ConfigError, DataError) as error:
@@ -307,7 +334,7 @@ class DryRun:
             choices=choices,
             agents=agents,
             uncaptured=uncaptured,
-            overrides=analysis.read_overrides(findings),
+            overrides=overrides,
             rewards=rewards,
             rows=rows,
             costs=costs,

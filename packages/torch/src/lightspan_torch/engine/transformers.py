@@ -229,6 +229,10 @@ class TransformersEngine(TokenEngine):
     def tokenizer(self, policy: str) -> ChatTokenizer:
         return self._worker(policy).tokenizer
 
+    def cache_tokens(self, policy: str) -> int:
+        """Return the size of a policy's key-value cache in tokens."""
+        return self._worker(policy).cache_tokens
+
     def check_grammar(self, policy: str, grammar: str) -> None:
         self._worker(policy).grammars.check(grammar)
 
@@ -307,6 +311,7 @@ class _PolicyWorker:
         self.tokenizer = tokenizer
         self.version = version
         self._model: Any = model
+        self.cache_tokens = settings.cache_tokens
         self._context = min(context, tokenizer.context_length, settings.cache_tokens)
         self._vocabulary = int(model.config.get_text_config().vocab_size)
         self._settings = settings
