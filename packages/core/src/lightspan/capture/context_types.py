@@ -48,6 +48,8 @@ class AttemptContext:
     gateway."""
     is_outside: bool = False
     """Whether this is no attempt, but the context that applies outside every attempt."""
+    attempt_factory: AttemptFactory | None = None
+    """Opens an attempt outside every attempt if the process does not record; None opens none."""
 
     @property
     def is_rollout(self) -> bool:
