@@ -206,7 +206,10 @@ def _sentence(
     fails_more = failures is not None and failures.is_known and failures.low > 0
     if fails_more:
         assert failures is not None
-        return f"the candidate is worse: {failures.mean:.3f} more of its attempts fail"
+        return (
+            "the candidate is worse: the share of its attempts that fail is "
+            f"{failures.mean:.3f} higher"
+        )
     if conclusion is not Conclusion.OPEN:
         assert reward is not None
         return f"the candidate is {conclusion} by {abs(reward.mean):.3f}"

@@ -115,6 +115,8 @@ class CandidateState:
                 "`lightspan serve` serves, its --candidate-state, or the server's URL"
             )
         self._writes = 0
+        self._pair: tuple[str, str] | None = None
+        """Digests of the weights that this process serves; None before `begin`."""
         try:
             self._db = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -175,6 +177,7 @@ class CandidateState:
                 ]
                 if all(old == new for old, new in pairs):
                     if before.decision is not None or before.share == share:
+                        self._pair = pairs[0][1], pairs[1][1]
                         return before
                     salt = before.salt
                 elif before.decision is None:
@@ -202,6 +205,7 @@ class CandidateState:
                 "INSERT INTO comparisons (comparison) VALUES (?)",
                 (msgspec.json.encode(comparison).decode(),),
             )
+            self._pair = current.digest, candidate.digest
             return comparison
 
     def decide(self, decision: Decision, reason: str = "") -> Comparison:
@@ -256,11 +260,16 @@ class CandidateState:
                 first. A new attempt that continues one gets the same weights.
             group: what chooses the side of a request without `key`, such as a user; None to choose
                 at random.
+
+        Raises:
+            ConfigError: another server began a comparison of other weights in the same file.
         """
         own = None if key is None else _hash(key)
         with self._transaction():
             comparison = self.latest()
             served = {comparison.current.digest, comparison.candidate.digest}
+            if self._pair is not None and served != {*self._pair}:
+                raise ConfigError(f"{self.path} is used by a server of other weights")
             if own is not None and (row := self._row(own, served)) is not None:
                 return row
             answering = comparison.answering
