@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,7 +37,10 @@ from lightspan_gateway.serving.candidate.sides import Mark, Side, read_mark, sid
 from lightspan_gateway.serving.candidate.state import CandidateState
 from tests.serving.test_endpoint import MESSAGES, expected_ids, served_by, write_run
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.timeout(600),  # a test starts up to four servers
+]
 
 ROUTING = Routing(
     rules=[
@@ -98,12 +102,16 @@ class Served:
         self.lines: list[str] = []
         self.url = ""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-            if ready := re.match(r"serving .* at (http\S+)/v1 ", line):
-                self.url = ready[1]
-                return
-        pytest.fail("\n".join(self.lines))
+        try:
+            for line in self.process.stdout:
+                self.lines.append(line.rstrip())
+                if ready := re.match(r"serving .* at (http\S+)/v1 ", line):
+                    self.url = ready[1]
+                    return
+            pytest.fail("\n".join(self.lines))
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.kill()
@@ -112,7 +120,7 @@ class Served:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            rest, _ = self.process.communicate(timeout=60)
+            rest, _ = self.process.communicate(timeout=120)
             self.lines.extend(rest.splitlines())
             assert self.process.returncode == 0, self.lines
 
@@ -439,11 +447,11 @@ def test_no_call_is_lost_while_a_candidate_is_promoted(runs: tuple[Path, Path]) 
         for action in ("promote", "roll-back", "promote"):
             before = len(attempts)
             while len(attempts) < before + 12 and not failures:
-                pass
+                time.sleep(0.05)
             command(action, str(runs[0]), *["--anyway"] * (action == "promote"))
         before = len(attempts)
         while len(attempts) < before + 12 and not failures:
-            pass
+            time.sleep(0.05)
         stop.set()
         for thread in threads:
             thread.join()
