@@ -248,3 +248,37 @@ def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
         lightspan.connect(elsewhere.url)
     with pytest.raises(ConfigError, match="api_key_env='NO_SUCH'"):
         lightspan.connect(elsewhere.url, api_key_env="NO_SUCH")
+
+
+def trace_ids_of(gateway: ServingGateway) -> list[str]:
+    [session] = gateway.access.sessions()
+    return [call.info.trace_id for call in session.calls.values()]
+
+
+def test_the_calls_of_a_run_of_the_app_share_a_trace(served: ServingGateway) -> None:
+    with lightspan.connect(served.url), openai.OpenAI(api_key="-", max_retries=0) as client:
+
+        def ask() -> None:
+            client.chat.completions.create(model="any", messages=MESSAGES)
+
+        for _ in range(2):
+            with agent("team"):
+                with agent("writer"):
+                    ask()
+                with agent("planner"):
+                    ask()
+                assert lightspan.current_attempt_id() is None
+        with agent("writer"):
+            ask()
+    first, second, third, fourth, fifth = trace_ids_of(served)
+    assert (first, third) == (second, fourth)
+    assert len({first, third, fifth}) == 3
+
+
+def test_a_connected_app_is_routed_inside_an_agent(served: ServingGateway) -> None:
+    """Check that caches of frameworks know that a trained model answers."""
+    with lightspan.connect(served.url), agent("writer"):
+        current = context.current_agent()
+        assert current is not None
+        assert current.is_routed
+        assert not current.scope.is_rollout

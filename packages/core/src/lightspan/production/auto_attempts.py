@@ -14,6 +14,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -301,11 +302,15 @@ class NullAttempt:
 
 
 def unrecorded_attempt(current: AgentContext, name: str | None, input: Any) -> AttemptHandle:
-    """Open an attempt that is not recorded (an `AttemptFactory`).
+    """Open an attempt of a connected app that is not recorded (an `AttemptFactory`).
 
     Its calls have one trace id, by which `lightspan serve` answers them with the same weights.
     """
-    return NullAttempt(current.scope, current_trace_id() or new_trace_id())
+    attempt = NullAttempt(current.scope, current_trace_id() or new_trace_id())
+    # still outside every attempt, so that caches of the app do not answer in place of the server
+    scope = replace(current.scope, trace_id=attempt.context.scope.trace_id, attempt_factory=None)
+    attempt.context = AgentContext(scope, current.frames)
+    return attempt
 
 
 # --- the attempts of a process --------------------------------------------------------------
