@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,11 @@ class Candidate:
         try:
             comparison = opened.begin(older, newer, share)
         except sqlite3.Error as error:
+            opened.close()
             raise ConfigError(f"{opened.path} cannot be written: {error}") from error
+        except ConfigError:
+            opened.close()
+            raise
         return cls(
             current=current[0],
             routing=candidate_routing(candidate[0], policies, base),
@@ -143,7 +148,8 @@ def state_note(folder: Path) -> str:
     if not path.is_file():
         return ""
     try:
-        comparison = CandidateState(path).latest()
+        with closing(CandidateState(path)) as state:
+            comparison = state.latest()
     except (ConfigError, sqlite3.Error):
         return ""
     newer = comparison.candidate.folder
