@@ -221,8 +221,8 @@ def _sentence(
         return "it cannot be decided yet: too few verdicts for an interval"
     if more is None:
         return (
-            "it cannot be decided yet: the sides hardly differ, so no number of verdicts is in "
-            "sight that would tell them apart"
+            "it cannot be decided yet: the sides hardly differ so far, so no number of verdicts is "
+            "in sight"
         )
     return (
         f"it cannot be decided yet: about {plural(more, 'more verdict')} would decide it, if the "
