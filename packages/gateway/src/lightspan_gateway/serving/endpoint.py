@@ -197,16 +197,16 @@ def serve(
     check_device_name(options.device)
     key, upstream = options.key(), options.upstream_endpoint()  # before minutes of loading
     served, path = load_served(folder)
-    models = _Models.of(served, path)
     candidate = None
     if options.candidate is None:
         check_upstreams(served, path, options.allow_upstream)
+        models = _Models.of(served, path)
         if note := state_note(path):
             lines.line(note)
     else:
         newer, newer_path = load_served(options.candidate)
         _check_both_upstreams(((served, path), (newer, newer_path)), options.allow_upstream)
-        models, base = models.with_candidate(_Models.of(newer, newer_path))
+        models, base = _Models.of(served, path).with_candidate(_Models.of(newer, newer_path))
         candidate = Candidate.open(
             (served, path),
             (newer, newer_path),
