@@ -7,15 +7,16 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan_gateway.serving.candidate import state as state_module
 from lightspan_gateway.serving.candidate.sides import side_of
 from lightspan_gateway.serving.candidate.state import (
+    KEPT_S,
     Assignment,
     CandidateState,
     Comparison,
@@ -127,8 +128,8 @@ def test_old_attempts_are_forgotten(
 ) -> None:
     state.begin(OLD, NEW, 0.5)
     digests_of(state, KEYS)
-    now = state_module.time.time()
-    monkeypatch.setattr(state_module.time, "time", lambda: now + state_module.KEPT_S + 1)
+    later = time.time() + KEPT_S + 1
+    monkeypatch.setattr(time, "time", lambda: later)
     CandidateState(path).close()
     [[count]] = sqlite3.connect(path).execute("SELECT count(*) FROM assignments").fetchall()
     assert count == 0
