@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib import error as http_errors, request
@@ -37,12 +40,9 @@ def status_of(target: str, key: str = "") -> Status:
     """
     if is_url(target):
         return _fetch(target, key)
-    state = _state(target)
-    try:
+    with _state(target) as state:
         comparison = state.latest()
         return Status(comparison=comparison, begun=state.begun(comparison.comparison_id))
-    finally:
-        state.close()
 
 
 def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -> Status:
@@ -62,17 +62,21 @@ def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -
         return _fetch(target, key, action, decision)
     if action == "promote" and decision.is_worse and not decision.anyway:
         raise ConfigError("the candidate is worse, and is promoted with --anyway only")
-    state = _state(target)
-    try:
+    with _state(target) as state:
         comparison = state.decide(ACTIONS[action], decision.reason)
         return Status(comparison=comparison, begun=state.begun(comparison.comparison_id))
+
+
+@contextmanager
+def _state(target: str) -> Iterator[CandidateState]:
+    path = Path(target)
+    state = CandidateState(path / STATE_FILE if path.is_dir() else path, create=False)
+    try:
+        yield state
+    except sqlite3.Error as error:
+        raise ConfigError(f"{state.path} cannot be read or written: {error}") from error
     finally:
         state.close()
-
-
-def _state(target: str) -> CandidateState:
-    path = Path(target)
-    return CandidateState(path / STATE_FILE if path.is_dir() else path, create=False)
 
 
 def _fetch(
