@@ -282,3 +282,31 @@ def test_a_connected_app_is_routed_inside_an_agent(served: ServingGateway) -> No
         assert current is not None
         assert current.is_routed
         assert not current.scope.is_rollout
+
+
+def test_the_calls_of_a_run_of_a_graph_share_a_trace(served: ServingGateway) -> None:
+    pytest.importorskip("langchain_openai")
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    import lightspan_langgraph
+
+    model = ChatOpenAI(model="any", base_url="http://127.0.0.1:9/v1", api_key="-", max_retries=0)
+
+    def ask(state: MessagesState) -> Any:
+        return {"messages": [model.invoke("Hello")]}
+
+    builder = StateGraph(MessagesState)
+    for before, name in ((START, "writer"), ("writer", "planner")):
+        builder.add_node(name, ask)
+        builder.add_edge(before, name)
+    graph = builder.add_edge("planner", END).compile()
+    lightspan_langgraph.instrument()
+    with lightspan.connect(served.url):
+        graph.invoke({"messages": []})
+        asyncio.run(graph.ainvoke({"messages": []}))
+    [session] = served.access.sessions()
+    paths = [call.info.agent_path for call in session.calls.values()]
+    assert paths == ["writer", "planner"] * 2
+    first, second, third, fourth = trace_ids_of(served)
+    assert first == second != third == fourth

@@ -102,8 +102,6 @@ class AgentContext:
         instructions.
         """
         scope = self.scope
-        if scope.mode is Mode.PRODUCTION:
-            return False
         if scope.instructions is not None and scope.instructions.concerns(self.path):
             return True
         return bool(scope.gateway_url) and scope.routing.target(self.path).route is not Route.APP

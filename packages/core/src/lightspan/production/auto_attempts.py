@@ -14,7 +14,6 @@ import secrets
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -306,11 +305,7 @@ def unrecorded_attempt(current: AgentContext, name: str | None, input: Any) -> A
 
     Its calls have one trace id, by which `lightspan serve` answers them with the same weights.
     """
-    attempt = NullAttempt(current.scope, current_trace_id() or new_trace_id())
-    # still outside every attempt, so that caches of the app do not answer in place of the server
-    scope = replace(current.scope, trace_id=attempt.context.scope.trace_id, attempt_factory=None)
-    attempt.context = AgentContext(scope, current.frames)
-    return attempt
+    return NullAttempt(current.scope, current_trace_id() or new_trace_id())
 
 
 # --- the attempts of a process --------------------------------------------------------------
