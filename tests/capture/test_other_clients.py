@@ -85,12 +85,13 @@ def test_the_coverage_says_that_it_is_not_trainable() -> None:
     [
         (Mode.TRAIN, "writer", "http://gateway", True),
         (Mode.VAL, "writer", "http://gateway", True),
-        (Mode.PRODUCTION, "writer", "http://gateway", False),  # one that serves an app
+        (Mode.PRODUCTION, "writer", "http://gateway", True),  # one that serves an app
+        (Mode.PRODUCTION, "writer", None, False),
         (Mode.TRAIN, "writer", None, False),
         (Mode.TRAIN, "checker", "http://gateway", False),
     ],
 )
-def test_calls_that_the_gateway_answers_in_a_rollout(
+def test_calls_that_the_gateway_answers(
     mode: Mode, path: str, gateway: str | None, routed: bool
 ) -> None:
     routing = Routing(rules=[Rule("writer", Target(route=Route.POLICY, policy="main"))])

@@ -1,10 +1,12 @@
-"""Follow docs/guides/serve.md and docs/guides/export.md on two short runs of the quickstart."""
+"""Follow the guides on serving, candidates and export on two short runs of the quickstart."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pages import DOCS, Follower, blocks, printed  # type: ignore[import-not-found]
@@ -61,6 +63,30 @@ def test_it_is_served(reader: Follower) -> None:
     assert "  every agent -> start\n" in printed(reader, "lightspan serve start")
     assert printed(reader, "python connected.py").strip()
     assert re.findall(r"^(?:headline|base)\b", printed(reader, "python client.py"), re.MULTILINE)
+
+
+def test_a_candidate_is_compared(reader: Follower, tmp_path: Path) -> None:
+    folder = tmp_path / "newsroom"
+    shutil.copytree(reader.folder, folder, ignore=shutil.ignore_patterns(".bin", "*.log"))
+    (folder / "runs/lora").rename(folder / "runs/newer")
+    other = Reader(folder)
+    try:
+        other.follow("guides/candidate.md")
+        started = printed(other, "lightspan serve")
+        [comparison] = re.findall(
+            r"runs/newer answers 0\.5 of attempts \(comparison (\w{8})", started
+        )
+        status = printed(other, "lightspan candidate status")
+        assert status.startswith(
+            f"comparison {comparison}: 0.5 of new attempts go to the candidate"
+        )
+        sides = re.findall(r"^(candidate|current) +(\d+) +0 +0 +(\d+) \(", status, re.MULTILINE)
+        assert [sum(map(int, counts)) for counts in list(zip(*sides, strict=True))[1:]] == [40, 20]
+        assert "the candidate was rolled back: runs/newsroom answers all new attempts" in printed(
+            other, "lightspan candidate roll-back"
+        )
+    finally:
+        other.stop()
 
 
 def test_it_is_exported(reader: Follower) -> None:

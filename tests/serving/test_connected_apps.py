@@ -248,3 +248,65 @@ def test_a_server_of_another_kind(elsewhere: ScriptedServer) -> None:
         lightspan.connect(elsewhere.url)
     with pytest.raises(ConfigError, match="api_key_env='NO_SUCH'"):
         lightspan.connect(elsewhere.url, api_key_env="NO_SUCH")
+
+
+def trace_ids_of(gateway: ServingGateway) -> list[str]:
+    [session] = gateway.access.sessions()
+    return [call.info.trace_id for call in session.calls.values()]
+
+
+def test_the_calls_of_a_run_of_the_app_share_a_trace(served: ServingGateway) -> None:
+    with lightspan.connect(served.url), openai.OpenAI(api_key="-", max_retries=0) as client:
+
+        def ask() -> None:
+            client.chat.completions.create(model="any", messages=MESSAGES)
+
+        for _ in range(2):
+            with agent("team"):
+                with agent("writer"):
+                    ask()
+                with agent("planner"):
+                    ask()
+                assert lightspan.current_attempt_id() is None
+        with agent("writer"):
+            ask()
+    first, second, third, fourth, fifth = trace_ids_of(served)
+    assert (first, third) == (second, fourth)
+    assert len({first, third, fifth}) == 3
+
+
+def test_a_connected_app_is_routed_inside_an_agent(served: ServingGateway) -> None:
+    """Check that caches of frameworks know that a trained model answers."""
+    with lightspan.connect(served.url), agent("writer"):
+        current = context.current_agent()
+        assert current is not None
+        assert current.is_routed
+        assert not current.scope.is_rollout
+
+
+def test_the_calls_of_a_run_of_a_graph_share_a_trace(served: ServingGateway) -> None:
+    pytest.importorskip("langchain_openai")
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    import lightspan_langgraph
+
+    model = ChatOpenAI(model="any", base_url="http://127.0.0.1:9/v1", api_key="-", max_retries=0)
+
+    def ask(state: MessagesState) -> Any:
+        return {"messages": [model.invoke("Hello")]}
+
+    builder = StateGraph(MessagesState)
+    for before, name in ((START, "writer"), ("writer", "planner")):
+        builder.add_node(name, ask)
+        builder.add_edge(before, name)
+    graph = builder.add_edge("planner", END).compile()
+    lightspan_langgraph.instrument()
+    with lightspan.connect(served.url):
+        graph.invoke({"messages": []})
+        asyncio.run(graph.ainvoke({"messages": []}))
+    [session] = served.access.sessions()
+    paths = [call.info.agent_path for call in session.calls.values()]
+    assert paths == ["writer", "planner"] * 2
+    first, second, third, fourth = trace_ids_of(served)
+    assert first == second != third == fourth

@@ -16,6 +16,7 @@ from aiohttp import web
 from lightspan.schema.routing import Target
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallerSession, CallLog
+from lightspan_gateway.request_body import Body
 
 
 class AccessPolicy(ABC):
@@ -44,6 +45,18 @@ class AccessPolicy(ABC):
     @abstractmethod
     def sessions(self) -> Iterable[CallerSession]:
         """Return the caller sessions that are held in memory."""
+
+    async def assign(
+        self, session: CallerSession, request: web.Request, body: Body
+    ) -> CallerSession:
+        """Return the session that answers a request; by default, that of the request's sender.
+
+        Args:
+            session: session of the request's sender.
+            request: the request.
+            body: body of the request.
+        """
+        return session
 
     def target(self, session: CallerSession, path: str) -> Target:
         """Return the policy or endpoint that answers the calls of the agent with path `path`."""

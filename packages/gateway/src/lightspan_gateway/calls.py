@@ -64,6 +64,8 @@ class CallerSession:
     """Whether several clients share the session, so that equal bodies may be different calls."""
     max_calls: int | None = None
     """Maximum number of calls in memory; None for all."""
+    answer_model: Callable[[str], str] | None = None
+    """Function from a policy to the name of the model in answers; None for the request's name."""
 
     @property
     def attempt_id(self) -> str:

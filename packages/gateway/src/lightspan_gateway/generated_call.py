@@ -101,7 +101,8 @@ class GeneratedCall(ServedCall):
         ]
         self.created = int(time.time())
         self.response_id = f"{request.id_prefix}{info.call_id}"
-        self.model = request.model or info.policy
+        name_of = info.session.answer_model
+        self.model = name_of(info.policy) if name_of else request.model or info.policy
         self.resampled = False
         """Whether a choice was sampled again after a try whose tokens were lost."""
         self.deltas: list[tuple[int, str]] = []

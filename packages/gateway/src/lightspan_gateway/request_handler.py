@@ -95,6 +95,7 @@ class RequestHandler:
         agent, body = _agent_path(request), request_body.EMPTY
         try:
             body = await request_body.read_body(request)
+            session = await self._access.assign(session, request, body)
             path, target = self._route(session, agent, body)
         except ApiError as error:
             path = c.UNNAMED_AGENT if agent is None else agent

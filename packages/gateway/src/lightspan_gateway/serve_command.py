@@ -13,7 +13,9 @@ from lightspan_gateway.remote_store.roles import Role
 _RUN_OPTIONS: Final = (
     *("device", "dtype", "api_key_env", "max_tokens"),
     *("upstream", "upstream_key_env", "allow_upstream"),
+    *("candidate", "share", "candidate_state"),
 )
+_CANDIDATE_OPTIONS: Final = ("share", "candidate_state", "admin_key_env", "reader_key_env")
 _STORE_OPTIONS: Final = (*(f"{role}_key_env" for role in Role), "without_key")
 _ROLE_HELP: Final = {
     Role.ADMIN: "administrators, which may do everything",
@@ -79,6 +81,27 @@ def add(commands: Any) -> None:
         help="an endpoint that may answer the run's frozen agents, with the key in its variable "
         "(repeatable)",
     )
+    group = parser.add_argument_group(
+        "a candidate",
+        "A second run or model answers a share of attempts, until `lightspan candidate promote` or "
+        "`roll-back`. --admin-key-env names the key that may decide over HTTP, --reader-key-env "
+        "that which may look.",
+    )
+    group.add_argument(
+        "--candidate", type=Path, metavar="RUN|MODEL", help="the folder of the newer run or model"
+    )
+    group.add_argument(
+        "--share",
+        type=float,
+        metavar="FRACTION",
+        help="share of attempts that the candidate answers, between 0 and 1 (0.1)",
+    )
+    group.add_argument(
+        "--candidate-state",
+        type=Path,
+        metavar="FILE",
+        help="file that keeps the comparison (candidate.db in the served folder)",
+    )
     group = parser.add_argument_group("a store", "Keys are read from the variables named here.")
     group.add_argument(
         "--store", metavar="URL", help="a SQLite file or a PostgreSQL database, instead of a folder"
@@ -104,7 +127,10 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             "name what to serve, the folder of a run or a model, or --store URL: here "
             f"{'both are' if is_store else 'neither is'} given"
         )
+    has_candidate = options.candidate is not None
     for name in _RUN_OPTIONS if is_store else _STORE_OPTIONS:
+        if has_candidate and name in _CANDIDATE_OPTIONS:
+            continue
         if getattr(options, name) != parser.get_default(name):
             kind = "a run or a model" if is_store else "a store (--store)"
             raise ConfigError(f"--{name.replace('_', '-')} applies to {kind} only")
@@ -136,5 +162,12 @@ def _serve_run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--max-tokens {options.max_tokens} must be at least 1")
     from lightspan_gateway.serving.endpoint import ServeOptions, serve
 
-    settings = {name: getattr(options, name) for name in ("host", "port", *_RUN_OPTIONS)}
+    if options.candidate is None:
+        for name in ("share", "candidate_state"):
+            if getattr(options, name) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} applies to --candidate only")
+    elif options.share is not None and not 0 < options.share < 1:
+        raise ConfigError(f"--share {options.share:g} must be above 0 and below 1, such as 0.1")
+    names = ("host", "port", *_RUN_OPTIONS, "admin_key_env", "reader_key_env")
+    settings = {name: getattr(options, name) for name in names}
     serve(options.run_folder, ServeOptions(**settings))

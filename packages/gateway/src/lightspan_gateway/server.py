@@ -65,22 +65,22 @@ class Server(HttpServer):
         routes: list[web.AbstractRouteDef] = [
             get("/health", self._health),
             *(
-                get(path, _guarded(partial(self._document, make_document)))
+                get(path, guarded(partial(self._document, make_document)))
                 for path, make_document in self.access.documents().items()
             ),
         ]
         messages = DIALECTS["messages"]
         for prefix in ("/v1", "/agents/{agent:.+}/v1"):
             routes += [
-                get(f"{prefix}/models", _guarded(self._models)),
-                get(f"{prefix}/models/{{model:.+}}", _guarded(self._one_model)),
+                get(f"{prefix}/models", guarded(self._models)),
+                get(f"{prefix}/models/{{model:.+}}", guarded(self._one_model)),
                 *(
-                    post(f"{prefix}/{path}", _guarded(partial(self._call, dialect), dialect))
+                    post(f"{prefix}/{path}", guarded(partial(self._call, dialect), dialect))
                     for path, dialect in DIALECTS.items()
                 ),
-                post(f"{prefix}/messages/count_tokens", _guarded(self._count, messages)),
+                post(f"{prefix}/messages/count_tokens", guarded(self._count, messages)),
             ]
-        return [*routes, web.route("*", "/{path:.*}", _guarded(self._not_found))]
+        return [*routes, web.route("*", "/{path:.*}", guarded(self._not_found))]
 
     async def _call(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await deliver(request, await self._handler.call(dialect.parse, request), dialect)
@@ -120,7 +120,7 @@ class Server(HttpServer):
         raise ApiError(404, f"no such endpoint: {request.method} {request.path}")
 
 
-def _guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
+def guarded(handler: Handler, dialect: Dialect | None = None) -> Handler:
     """Wrap a handler of requests, so that headers are checked first and errors are answered.
 
     Args:

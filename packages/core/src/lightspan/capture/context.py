@@ -242,12 +242,13 @@ def start_attempt(
 
     Returns:
         The context of the acting agent, and the opened attempt. The attempt is None if one was open
-        already, or if the process does not record.
+        already, or if the process neither records nor is connected.
     """
     around = resolve_agent(current, before=before) if state.resolvers else current
-    if state.attempt_factory is None or not around.scope.is_outside:
+    factory = state.attempt_factory or around.scope.attempt_factory
+    if factory is None or not around.scope.is_outside:
         return around, None
-    attempt = state.attempt_factory(around, name, input)
+    attempt = factory(around, name, input)
     return attempt.context, attempt
 
 

@@ -48,6 +48,8 @@ class AttemptContext:
     gateway."""
     is_outside: bool = False
     """Whether this is no attempt, but the context that applies outside every attempt."""
+    attempt_factory: AttemptFactory | None = None
+    """Opens an attempt outside every attempt if the process does not record; None opens none."""
 
     @property
     def is_rollout(self) -> bool:
@@ -100,8 +102,6 @@ class AgentContext:
         instructions.
         """
         scope = self.scope
-        if scope.mode is Mode.PRODUCTION:
-            return False
         if scope.instructions is not None and scope.instructions.concerns(self.path):
             return True
         return bool(scope.gateway_url) and scope.routing.target(self.path).route is not Route.APP

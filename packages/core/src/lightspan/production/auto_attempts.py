@@ -300,6 +300,14 @@ class NullAttempt:
         """Do nothing."""
 
 
+def unrecorded_attempt(current: AgentContext, name: str | None, input: Any) -> AttemptHandle:
+    """Open an attempt of a connected app that is not recorded (an `AttemptFactory`).
+
+    Its calls have one trace id, by which `lightspan serve` answers them with the same weights.
+    """
+    return NullAttempt(current.scope, current_trace_id() or new_trace_id())
+
+
 # --- the attempts of a process --------------------------------------------------------------
 class OpenAttempts:
     """The open attempts of a process, with the functions that open, redact and write attempts."""

@@ -19,6 +19,7 @@ from lightspan.capture import context, sdk_instrumentation, sdks
 from lightspan.capture.context import AgentContext, AttemptContext
 from lightspan.capture.recorder import NullRecorder
 from lightspan.errors import ConfigError
+from lightspan.production.auto_attempts import unrecorded_attempt
 from lightspan.schema import semconv
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import add_key_variable
@@ -87,6 +88,7 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
         routing=routing,
         recorder=NullRecorder(),
         is_outside=True,
+        attempt_factory=unrecorded_attempt,
     )
     return Connection(origin, AgentContext(served))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Final
+from typing import Any, Final
 from urllib import parse
 
 from lightspan.errors import ConfigError
@@ -23,10 +23,14 @@ from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import ServedRun
 from lightspan_gateway.http_server import check_port
+from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.serving import public_access
+from lightspan_gateway.serving.candidate.access import PREFIX
+from lightspan_gateway.serving.candidate.candidate import Candidate, state_note
 from lightspan_gateway.serving.model_folder import is_model_folder, not_servable, served_model
 from lightspan_gateway.serving.served_run import quoted, read_served, upstreams_of
 from lightspan_gateway.serving.signals import stop_signals
+from lightspan_gateway.store_server.api_keys import Keys, take_keys
 from lightspan_torch.engine.config import Transformers
 from lightspan_torch.engine.hub import is_adapter
 
@@ -55,6 +59,17 @@ class ServeOptions:
     """Environment variable with the key of `upstream`; None for no key."""
     allow_upstream: Sequence[str] = ()
     """URLs of endpoints named in the run to which the user allows calls to be sent."""
+    candidate: Path | None = None
+    """Folder of a run or model that answers a share of attempts; None for no candidate."""
+    share: float | None = None
+    """Share of attempts that the candidate answers, above 0 and below 1; None for 0.1."""
+    candidate_state: Path | None = None
+    """File that keeps the comparison; None for `candidate.db` in the served folder."""
+    admin_key_env: str | None = None
+    """Environment variable with the key that may promote the candidate or roll it back; None if
+    this is possible in the file only."""
+    reader_key_env: str | None = None
+    """Environment variable with the key that may see the candidate's status only."""
 
     def key(self) -> str | None:
         """Return the key that callers must send; None if `api_key_env` is None.
@@ -74,6 +89,16 @@ class ServeOptions:
                 )
         public_access.check_open(self.host, key)
         return key
+
+    def decision_keys(self) -> Keys | None:
+        """Return the keys for the candidate's status and decisions; None if there are none.
+
+        Raises:
+            ConfigError: a variable is not set, or its value is no key.
+        """
+        names = {Role.ADMIN: self.admin_key_env, Role.READER: self.reader_key_env}
+        variables = {role: name for role, name in names.items() if name is not None}
+        return take_keys(variables) if variables else None
 
     def upstream_endpoint(self) -> LLM | None:
         """Return the endpoint of `upstream`; None if `upstream` is None.
@@ -139,6 +164,13 @@ def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> Non
         )
 
 
+def _check_both_upstreams(sides: Sequence[tuple[ServedRun, Path]], allowed: Sequence[str]) -> None:
+    """Check that the user allows every endpoint of two runs (`check_upstreams`)."""
+    urls = [{quoted(each.url) for each in upstreams_of(served)} for served, _ in sides]
+    for (served, path), own in zip(sides, urls, strict=True):
+        check_upstreams(served, path, [u for u in allowed if u in own or u not in set.union(*urls)])
+
+
 def serve(
     folder: str | Path,
     options: ServeOptions | None = None,
@@ -165,8 +197,24 @@ def serve(
     check_device_name(options.device)
     key, upstream = options.key(), options.upstream_endpoint()  # before minutes of loading
     served, path = load_served(folder)
-    check_upstreams(served, path, options.allow_upstream)
-    models = _Models.of(served, path)
+    candidate = None
+    if options.candidate is None:
+        check_upstreams(served, path, options.allow_upstream)
+        models = _Models.of(served, path)
+        if note := state_note(path):
+            lines.line(note)
+    else:
+        newer, newer_path = load_served(options.candidate)
+        _check_both_upstreams(((served, path), (newer, newer_path)), options.allow_upstream)
+        models, base = _Models.of(served, path).with_candidate(_Models.of(newer, newer_path))
+        candidate = Candidate.open(
+            (served, path),
+            (newer, newer_path),
+            base,
+            share=0.1 if options.share is None else options.share,
+            state=options.candidate_state,
+            keys=options.decision_keys(),
+        )
     check_port(options.host, options.port)
     engine = models.load(options, lines)
 
@@ -174,18 +222,16 @@ def serve(
         await engine.start()
         try:
             await models.merge(engine, lines)
-            gateway = public_access.ServingGateway(
-                engine,
-                served.routing,
-                key=key,
-                host=options.host,
-                port=options.port,
-                max_tokens=options.max_tokens,
-                upstream=upstream,
+            settings: dict[str, Any] = {"key": key, "host": options.host, "port": options.port}
+            access: dict[str, Any] = {"max_tokens": options.max_tokens, "upstream": upstream}
+            gateway = (
+                public_access.ServingGateway(engine, served.routing, **settings, **access)
+                if candidate is None
+                else candidate.gateway(engine, settings, access)
             )
             async with gateway:
                 with stop_signals() as stopping:  # before the line that mentions Ctrl-C
-                    for line in describe(served, path, gateway.public_url, options):
+                    for line in describe(served, path, gateway.public_url, options, candidate):
                         lines.line(line)
                     if ready is not None:
                         ready(gateway)
@@ -245,6 +291,28 @@ class _Models:
         versions = {name: policy.version for name, policy in served.policies.items()}
         return cls(sources, adapters, versions)
 
+    def with_candidate(self, candidate: _Models) -> tuple[_Models, str]:
+        """Return the models of both sides, and the name of the candidate's starting weights.
+
+        The names of the candidate's policies begin with `PREFIX`. Equal starting weights are loaded
+        once.
+
+        Args:
+            candidate: models of the candidate.
+        """
+        shared = candidate.sources.get(BASE_POLICY) == self.sources.get(BASE_POLICY)
+        left_out = {BASE_POLICY} if shared else set()
+
+        def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {PREFIX + name: values[name] for name in values if name not in left_out}
+
+        models = _Models(
+            self.sources | renamed(candidate.sources),
+            self.adapters | renamed(candidate.adapters),
+            self.versions | renamed(candidate.versions),
+        )
+        return models, BASE_POLICY if shared else PREFIX + BASE_POLICY
+
     def load(self, options: ServeOptions, reporter: Reporter) -> TokenEngine:
         """Return an engine with the models loaded; call `merge` after the engine is started."""
         import torch
@@ -273,8 +341,22 @@ class _Models:
 
 
 # --- output ----------------------------------------------------------------------------------
-def describe(served: ServedRun, run: Path, url: str, options: ServeOptions) -> list[str]:
-    """Return the lines to print: agents' policies, addresses, and the line to change in an app."""
+def describe(
+    served: ServedRun,
+    run: Path,
+    url: str,
+    options: ServeOptions,
+    candidate: Candidate | None = None,
+) -> list[str]:
+    """Return the lines to print: agents' policies, addresses, and the line to change in an app.
+
+    Args:
+        served: description of the run or model.
+        run: its folder.
+        url: origin of the server.
+        options: options of the server.
+        candidate: the candidate; None without one.
+    """
     variable, rules = options.api_key_env, served.routing.rules
     key, argument = (f"${variable}", f', api_key_env="{variable}"') if variable else ("unused", "")
     models = ", ".join(sorted(served.policies))
@@ -292,6 +374,7 @@ def describe(served: ServedRun, run: Path, url: str, options: ServeOptions) -> l
         ),
         f"  or any OpenAI client: base_url={url}/v1, model={models}",
         f"  or any Anthropic client: base_url={url}, model={models}",
+        *(candidate.lines(url) if candidate is not None else ()),
         f"serving {run} at {url}/v1 (Ctrl-C stops)",
     ]
 

@@ -113,10 +113,7 @@ class PublicAccess(AccessPolicy):
         self.usage = UsageCounter()
         super().__init__(self.usage)
         self.max_tokens = max_tokens
-        rollout = Rollout(rollout_id="serve", task=None, task_id="", mode=Mode.VAL)
-        attempt = Attempt(attempt_id="serve", rollout_id="serve", number=1, epoch=0)
-        claim = Claim(rollout=rollout, attempt=attempt)
-        self._session = CallerSession(claim, routing, shared=True, max_calls=MAX_CALLS)
+        self._session = shared_session(routing)
         self._routing = routing
         self._key = key
         self._upstream = upstream
@@ -211,6 +208,14 @@ class PublicAccess(AccessPolicy):
             default=public(self._routing.default),
         )
         return {"protocol": c.PROTOCOL_VERSION, "routing": msgspec.to_builtins(routing)}
+
+
+def shared_session(routing: Routing) -> CallerSession:
+    """Return a session that several callers share."""
+    rollout = Rollout(rollout_id="serve", task=None, task_id="", mode=Mode.VAL)
+    attempt = Attempt(attempt_id="serve", rollout_id="serve", number=1, epoch=0)
+    claim = Claim(rollout=rollout, attempt=attempt)
+    return CallerSession(claim, routing, shared=True, max_calls=MAX_CALLS)
 
 
 class ServingGateway(Server):

@@ -1,0 +1,157 @@
+"""The command `lightspan candidate`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.errors import ConfigError
+
+STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
+KEY_VARIABLE: Final = "LIGHTSPAN_API_KEY"
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "candidate",
+        help="compare a served candidate with the current weights; promote it or roll it back",
+        description="Compare the verdicts and rewards of attempts that the candidate of `lightspan "
+        "serve --candidate` answered with those of the current weights, and decide. `promote` lets "
+        "the candidate answer all new attempts, `roll-back` the current weights. Attempts that "
+        "have begun keep their weights. A candidate that is worse, by the 95 % interval of the "
+        "rewards or of the failures, is promoted with --anyway only.",
+    )
+    parser.add_argument("action", choices=["status", "promote", "roll-back"])
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="SERVER|RUN",
+        help="URL of the server, the folder that it serves, or its --candidate-state; `status` "
+        "needs none",
+    )
+    parser.add_argument(
+        "--store", metavar="URL", help="store to which the apps record (LIGHTSPAN_STORE)"
+    )
+    parser.add_argument(
+        "--comparison", metavar="ID", help="with `status`: the comparison (the latest)"
+    )
+    parser.add_argument(
+        "--anyway", action="store_true", help="promote a candidate that is worse or not compared"
+    )
+    parser.add_argument(
+        "--key-env", metavar="NAME", help="the variable with the server's key (LIGHTSPAN_API_KEY)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the text")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> str:
+    from lightspan_gateway.serving.candidate import client
+    from lightspan_gateway.serving.candidate.comparison import report_lines
+    from lightspan_gateway.serving.candidate.gateway import DecisionRequest
+
+    is_decision = options.action != "status"
+    if is_decision and options.target is None:
+        raise ConfigError(
+            f"{options.action} needs the server's URL or the folder that it serves, such as "
+            f"`lightspan candidate {options.action} runs/sql`"
+        )
+    if is_decision and options.comparison is not None:
+        raise ConfigError("--comparison applies to status: the latest comparison is decided")
+    store = options.store or os.environ.get(STORE_VARIABLE)
+    if options.target is None and not store:
+        raise ConfigError(f"status needs the server, its folder, or --store (${STORE_VARIABLE})")
+    key = _key(options.key_env)
+    status = client.status_of(options.target, key) if options.target is not None else None
+    comparison_id = options.comparison
+    if comparison_id is None and status is not None:
+        comparison_id = status.comparison.comparison_id
+    result = _result(store, comparison_id, is_optional=status is not None) if store else None
+    if is_decision:
+        assert status is not None
+        _check(options, result)
+        decision = DecisionRequest(
+            comparison_id=status.comparison.comparison_id,
+            is_worse=result is not None and result.is_worse,
+            anyway=options.anyway,
+            reason="not compared" if result is None else result.sentence,
+        )
+        status = client.decide(options.target, options.action, decision, key)
+    if options.json:
+        shown = {"server": status, "result": result}
+        if status is not None:
+            shown["server"] = msgspec.structs.replace(
+                status, comparison=msgspec.structs.replace(status.comparison, salt="")
+            )
+        return msgspec.json.encode(shown).decode()
+    lines = [] if status is None else _status_lines(status)
+    if result is not None:
+        lines += report_lines(result)
+    elif not is_decision or options.action == "promote":
+        lines.append(
+            "no attempt of this comparison is in the store"
+            if store
+            else f"rewards are compared with --store URL (${STORE_VARIABLE})"
+        )
+    return "\n".join(lines)
+
+
+def _key(name: str | None) -> str:
+    if name is None:
+        return os.environ.get(KEY_VARIABLE, "")
+    if not os.environ.get(name):
+        raise ConfigError(f"--key-env {name}: that variable is not set")
+    return os.environ[name]
+
+
+def _result(store: str, comparison_id: str | None, *, is_optional: bool) -> Any:
+    """Return the comparison in a store; None if it has no attempt of it and `is_optional`."""
+    from lightspan.errors import NotFoundError
+    from lightspan.stores import open_existing
+    from lightspan.stores.aio import run_sync
+    from lightspan_gateway.serving.candidate.comparison import read_comparison
+
+    async def read() -> Any:
+        async with open_existing(store) as opened:
+            try:
+                return await read_comparison(opened, comparison_id)
+            except NotFoundError:
+                if is_optional:
+                    return None
+                raise
+
+    return run_sync(read())
+
+
+def _check(options: argparse.Namespace, result: Any) -> None:
+    """Raise `ConfigError` if a candidate that lost, or was not compared, is to be promoted."""
+    if options.action != "promote" or options.anyway:
+        return
+    if result is None:
+        raise ConfigError(
+            "the candidate is not compared: give --store URL, with attempts of this comparison, or "
+            "promote it --anyway"
+        )
+    if result.is_worse:
+        raise ConfigError(f"not promoted: {result.sentence}. Roll it back, or promote it --anyway")
+
+
+def _status_lines(status: Any) -> list[str]:
+    comparison = status.comparison
+    decision = (
+        f"{comparison.share:.3g} of new attempts go to the candidate"
+        if comparison.decision is None
+        else f"the candidate was {comparison.decision}: {comparison.answering.folder} answers all "
+        f"new attempts ({comparison.reason})"
+    )
+    lines = [f"comparison {comparison.comparison_id}: {decision}"]
+    for side, weights in (("candidate", comparison.candidate), ("current", comparison.current)):
+        count = status.begun.get(weights.digest, 0)
+        lines.append(f"  {side} {weights.digest} ({weights.folder}): {count:,} attempts began")
+    if status.state_errors:
+        lines.append(f"  {status.state_errors:,} requests were not compared: see the server's log")
+    return lines

@@ -1,0 +1,349 @@
+"""The difference of two sides, computed from the attempts in a store.
+
+The unit is the attempt. Its reward is the feedback on it, or else what the app emitted, whenever
+either arrived. Attempts that began after the decision are not part of a comparison, because no
+attempts of the other side began at the same time. Attempts that both sides answered are counted and
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from lightspan.algorithms.recorded_attempts import Query, RecordedAttempt, read_attempts
+from lightspan.errors import NotFoundError
+from lightspan.progress import plural
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Mode, Outcome
+from lightspan.schema.spans import SpanKind
+from lightspan.stores.protocol import SEARCH_LIMIT, Store
+from lightspan.training.statistics import Interval, clustered_interval
+from lightspan_gateway.serving.candidate.sides import Mark, Side, read_mark
+
+USER_KEYS: Final = ("user.id", "enduser.id", "langfuse.user.id", f"{c.ANNOTATION}user")
+"""Attributes by which programs that record spans name users."""
+MAX_FORECAST: Final = 1_000_000
+"""Maximum number of verdicts that a forecast names."""
+
+
+class Conclusion(StrEnum):
+    """What the intervals say about the candidate."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedAttempt:
+    """An attempt as a comparison counts it."""
+
+    attempt_id: str
+    side: Side
+    reward: float | None = None
+    """None without a verdict or reward."""
+    is_failed: bool = False
+    is_damaged: bool = False
+    """Whether a part of it may not be recorded."""
+    user: str = ""
+    """Empty if the record names no user."""
+
+
+class SideResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempts of one side."""
+
+    digest: str
+    attempts: int
+    failed: int
+    damaged: int
+    rated: int
+    """Number of attempts with a verdict or reward."""
+    reward: Interval | None
+    """Mean with its 95 % interval; None without any."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of attempts with a verdict or reward."""
+        return self.rated / self.attempts if self.attempts else 0.0
+
+
+class ComparisonResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference of the candidate and the current weights."""
+
+    comparison_id: str
+    sides: dict[Side, SideResult]
+    both_sides: int
+    """Number of attempts that both sides answered; they are left out."""
+    difference: Interval | None
+    """Mean reward of the candidate minus that of the current weights; None if a side has none."""
+    failure_difference: Interval | None
+    """The same for the share of attempts that failed."""
+    conclusion: Conclusion
+    sentence: str
+
+    @property
+    def is_worse(self) -> bool:
+        return self.conclusion is Conclusion.WORSE
+
+
+# --- statistics -----------------------------------------------------------------------------
+def difference(candidate: Interval, current: Interval) -> Interval:
+    """Return the difference of two means with its 95 % interval.
+
+    It is computed from the intervals of both means (MOVER: Zou and Donner 2008, Statistics in
+    Medicine 27(10)), so shares and few users are treated as in each of them. Users on both sides
+    make the true interval narrower.
+    """
+    mean = candidate.mean - current.mean
+    n = candidate.n + current.n
+    clusters = None
+    if candidate.clusters is not None or current.clusters is not None:
+        clusters = sum(
+            each.n if each.clusters is None else each.clusters for each in (candidate, current)
+        )
+    if not (candidate.is_known and current.is_known):
+        return Interval(mean, math.nan, math.nan, n, clusters)
+    below = math.hypot(candidate.mean - candidate.low, current.high - current.mean)
+    above = math.hypot(candidate.high - candidate.mean, current.mean - current.low)
+    return Interval(mean, mean - below, mean + above, n, clusters)
+
+
+def more_needed(interval: Interval) -> int | None:
+    """Return how many more values would exclude 0, if the mean and the spread stay as they are.
+
+    The width of an interval shrinks with the root of the number of values. The result is 0 if 0 is
+    excluded, and None if no number is known or if it is above `MAX_FORECAST`.
+    """
+    if not interval.is_known or not interval.mean:
+        return None
+    is_above = interval.mean > 0
+    width = interval.mean - interval.low if is_above else interval.high - interval.mean
+    needed = interval.n * ((width / interval.mean) ** 2 - 1)
+    return None if needed > MAX_FORECAST else max(0, math.ceil(needed))
+
+
+def compare(
+    comparison_id: str,
+    attempts: Iterable[ComparedAttempt],
+    digests: Mapping[Side, str],
+    both_sides: int = 0,
+) -> ComparisonResult:
+    """Return the result of a comparison.
+
+    Args:
+        comparison_id: the comparison.
+        attempts: its attempts.
+        digests: digest of the weights of each side.
+        both_sides: number of attempts that both sides answered.
+    """
+    members: dict[Side, list[ComparedAttempt]] = {side: [] for side in Side}
+    for attempt in attempts:
+        members[attempt.side].append(attempt)
+    rewards = [a.reward for group in members.values() for a in group if a.reward is not None]
+    lowest = min([0.0, *rewards])
+    sides = {side: _side(group, digests.get(side, ""), lowest) for side, group in members.items()}
+    means = [sides[side].reward for side in (Side.CANDIDATE, Side.CURRENT)]
+    failures = [_failures(members[side]) for side in (Side.CANDIDATE, Side.CURRENT)]
+    reward_difference = None if None in means else difference(*filter(None, means))
+    failure_difference = None if None in failures else difference(*filter(None, failures))
+    conclusion = _conclusion(reward_difference, failure_difference)
+    return ComparisonResult(
+        comparison_id=comparison_id,
+        sides=sides,
+        both_sides=both_sides,
+        difference=reward_difference,
+        failure_difference=failure_difference,
+        conclusion=conclusion,
+        sentence=_sentence(conclusion, reward_difference, failure_difference, sides),
+    )
+
+
+def _interval(
+    values: Mapping[str, float], group: Iterable[ComparedAttempt], lowest: float
+) -> Interval | None:
+    """Return the mean of values with its interval, clustered by users; None without values."""
+    users = {a.attempt_id: a.user for a in group if a.user and a.attempt_id in values}
+    is_clustered = len(set(users.values())) < len(users)
+    return clustered_interval(values, users if is_clustered else {}, lowest) if values else None
+
+
+def _side(group: list[ComparedAttempt], digest: str, lowest: float) -> SideResult:
+    values = {a.attempt_id: a.reward for a in group if a.reward is not None}
+    return SideResult(
+        digest=digest,
+        attempts=len(group),
+        failed=sum(a.is_failed for a in group),
+        damaged=sum(a.is_damaged for a in group),
+        rated=len(values),
+        reward=_interval(values, group, lowest),
+    )
+
+
+def _failures(group: list[ComparedAttempt]) -> Interval | None:
+    return _interval({a.attempt_id: float(a.is_failed) for a in group}, group, 0.0)
+
+
+def _conclusion(reward: Interval | None, failures: Interval | None) -> Conclusion:
+    fails_more = failures is not None and failures.is_known and failures.low > 0
+    if fails_more or (reward is not None and reward.is_known and reward.high < 0):
+        return Conclusion.WORSE
+    is_better = reward is not None and reward.is_known and reward.low > 0
+    return Conclusion.BETTER if is_better else Conclusion.OPEN
+
+
+def _sentence(
+    conclusion: Conclusion,
+    reward: Interval | None,
+    failures: Interval | None,
+    sides: Mapping[Side, SideResult],
+) -> str:
+    fails_more = failures is not None and failures.is_known and failures.low > 0
+    if fails_more:
+        assert failures is not None
+        return (
+            "the candidate is worse: the share of its attempts that fail is "
+            f"{failures.mean:.3f} higher"
+        )
+    if conclusion is not Conclusion.OPEN:
+        assert reward is not None
+        return f"the candidate is {conclusion} by {abs(reward.mean):.3f}"
+    missing = [str(side) for side, result in sides.items() if not result.rated]
+    if missing:
+        return f"it cannot be decided yet: no verdict on the {' and the '.join(missing)} side"
+    more = None if reward is None else more_needed(reward)
+    if reward is None or not reward.is_known:
+        return "it cannot be decided yet: too few verdicts for an interval"
+    if more is None:
+        return (
+            "it cannot be decided yet: the sides hardly differ so far, so no number of verdicts is "
+            "in sight"
+        )
+    return (
+        f"it cannot be decided yet: about {plural(more, 'more verdict')} would decide it, if the "
+        "difference stays as it is"
+    )
+
+
+# --- the store ------------------------------------------------------------------------------
+async def read_comparison(store: Store, comparison_id: str | None = None) -> ComparisonResult:
+    """Return the result of a comparison, from a store alone.
+
+    Args:
+        store: open store to which the apps record.
+        comparison_id: the comparison; None for that of the newest attempt of a candidate.
+
+    Raises:
+        NotFoundError: the store has no attempt of the comparison.
+    """
+    if comparison_id is None:
+        comparison_id = await _newest(store)
+    ids = [each async for each in _search(store, f".{comparison_id}")] if comparison_id else []
+    rows = (await store.summaries(mode=Mode.PRODUCTION)).rows
+    rollouts = {row.attempt_id: row.rollout_id for row in rows}
+    wanted = [rollouts[each] for each in ids if each in rollouts]
+    digests: dict[Side, str] = {}
+    compared: list[ComparedAttempt] = []
+    both = 0
+    async for recorded in read_attempts(store, Query(), wanted):
+        marks = _marks(recorded)
+        sides = {mark.side for mark in marks if mark.side is not None}
+        if comparison_id not in {mark.comparison_id for mark in marks}:
+            continue
+        if len(sides) > 1 or len({mark.digest for mark in marks}) > 1:
+            both += 1
+            continue
+        [side] = sides
+        digests[side] = marks[0].digest
+        compared.append(_compared(recorded, side))
+    if not compared and not both:
+        what = "of a candidate" if comparison_id is None else f"of comparison {comparison_id}"
+        raise NotFoundError(
+            f"store {store.url} has no attempt {what}: apps must record to it (lightspan.record, "
+            "or OpenTelemetry) while `lightspan serve --candidate` answers them"
+        )
+    return compare(comparison_id or "", compared, digests, both)
+
+
+async def _newest(store: Store) -> str | None:
+    """Return the comparison of the newest attempt of a candidate; None if there is none."""
+    for attempt_id in await store.search("+candidate."):
+        for span in (await store.spans([attempt_id]))[attempt_id]:
+            mark = read_mark(span.attributes.get(c.RESPONSE_MODEL))
+            if mark is not None and mark.side is Side.CANDIDATE:
+                return mark.comparison_id
+    return None
+
+
+async def _search(store: Store, text: str) -> AsyncIterator[str]:
+    """Yield the ids of all attempts with a text, the newest first."""
+    before = None
+    while True:
+        ids = await store.search(text, before=before)
+        for each in ids:
+            yield each
+        if len(ids) < SEARCH_LIMIT:
+            return
+        before = ids[-1]
+
+
+def _marks(recorded: RecordedAttempt) -> list[Mark]:
+    models = (
+        span.attributes.get(c.RESPONSE_MODEL)
+        for span in recorded.episode.spans
+        if span.kind is SpanKind.LLM
+    )
+    return [mark for mark in map(read_mark, models) if mark is not None]
+
+
+def _compared(recorded: RecordedAttempt, side: Side) -> ComparedAttempt:
+    attempt = recorded.attempt
+    return ComparedAttempt(
+        attempt_id=attempt.attempt_id,
+        side=side,
+        reward=recorded.score,
+        is_failed=attempt.outcome not in (None, Outcome.OK),
+        is_damaged=bool(attempt.capture_errors),
+        user=next(_users(recorded), ""),
+    )
+
+
+def _users(recorded: RecordedAttempt) -> Iterator[str]:
+    for span in recorded.episode.spans:
+        yield from (str(span.attributes[key]) for key in USER_KEYS if span.attributes.get(key))
+
+
+# --- output ---------------------------------------------------------------------------------
+def report_lines(result: ComparisonResult) -> Iterator[str]:
+    """Yield the lines of a report."""
+    yield f"{'':9}  attempts  failed  damaged  with verdict  mean reward"
+    for side in (Side.CANDIDATE, Side.CURRENT):
+        each = result.sides[side]
+        verdicts = f"{each.rated} ({each.coverage:.0%})"
+        mean = "-" if each.reward is None else str(each.reward)
+        yield (
+            f"{side:9}  {each.attempts:>8}  {each.failed:>6}  {each.damaged:>7}  {verdicts:>12}  "
+            f"{mean}"
+        )
+    if result.both_sides:
+        yield (
+            f"left out: {plural(result.both_sides, 'attempt')} that both sides answered. Connect "
+            "the app (lightspan.connect), or send x-lightspan-attempt"
+        )
+    if result.difference is not None:
+        yield f"candidate minus current, reward: {_signed(result.difference)}"
+    if result.failure_difference is not None:
+        yield f"candidate minus current, share failed: {_signed(result.failure_difference)}"
+    yield result.sentence
+
+
+def _signed(interval: Interval) -> str:
+    bounds = "no CI"
+    if interval.is_known:
+        bounds = f"95% CI {interval.low:+.3f}..{interval.high:+.3f}"
+    return f"{interval.mean:+.3f} ({bounds})"

@@ -1,0 +1,152 @@
+"""The server of `lightspan serve --candidate`, with the URLs for status and decisions."""
+
+from __future__ import annotations
+
+import hmac
+import sqlite3
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from lightspan.errors import ConfigError
+from lightspan.protocols.engine import TokenEngine
+from lightspan_gateway import request_body
+from lightspan_gateway.access_policy import token_of
+from lightspan_gateway.api_errors import ApiError, bad_request
+from lightspan_gateway.remote_store.roles import Role
+from lightspan_gateway.server import Server, guarded
+from lightspan_gateway.serving.candidate.access import CandidateAccess
+from lightspan_gateway.serving.candidate.state import Comparison, Decision
+from lightspan_gateway.serving.public_access import ServingGateway, check_open
+from lightspan_gateway.store_server.api_keys import Keys
+
+CANDIDATE_PATH: Final = "/lightspan/candidate"
+ACTIONS: Final = {"promote": Decision.PROMOTED, "roll-back": Decision.ROLLED_BACK}
+"""Action in the URL and on the command line → decision."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison as its server or its file shows it."""
+
+    comparison: Comparison
+    begun: dict[str, int]
+    """Digest of the weights → number of attempts that began in the comparison."""
+    state_errors: int = 0
+    """Number of requests that could not be assigned since the server started."""
+
+
+class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a request that decides a comparison."""
+
+    comparison_id: str
+    """The comparison that was looked at, so that a later one is not decided instead."""
+    is_worse: bool = False
+    """Whether the candidate is worse, by the interval."""
+    anyway: bool = False
+    """Whether to promote a candidate that is worse."""
+    reason: str = ""
+    """What was known, for people."""
+
+
+class CandidateGateway(ServingGateway):
+    """Serve current and candidate weights.
+
+    Args:
+        engine: serves the policies of both sides.
+        access: chooses the side of each attempt.
+        keys: the keys of administrators and readers; None permits no decision over HTTP.
+        key: the API key that callers must send; None accepts every program of this machine.
+        host: address of the interface to listen on.
+        port: port; 0 for any free port.
+
+    Raises:
+        ConfigError: other machines could reach the server and there is no key.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        access: CandidateAccess,
+        *,
+        keys: Keys | None = None,
+        key: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        check_open(host, key)
+        Server.__init__(self, access, engine, host=host, port=port)
+        self.usage = access.usage
+        self._candidate_access = access
+        self._keys = keys
+        self._key = key
+
+    def _routes(self) -> list[web.AbstractRouteDef]:
+        return [
+            web.get(CANDIDATE_PATH, guarded(self._status)),
+            web.post(CANDIDATE_PATH + "/{action}", guarded(self._decide)),
+            *super()._routes(),
+        ]
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        if self._role(request) is None:
+            await self._candidate_access.authenticate(request)
+        return await self._answer()
+
+    async def _decide(self, request: web.Request) -> web.StreamResponse:
+        role, action = self._role(request), request.match_info["action"]
+        if role is not Role.ADMIN:
+            await self._check_known(request, role)
+            raise ApiError(
+                403,
+                "only the administrator's key can promote or roll back: start the server with "
+                "--admin-key-env NAME and send that key, or run `lightspan candidate` on its "
+                "machine with its folder",
+            )
+        if action not in ACTIONS:
+            raise ApiError(404, f"unknown action {action!r}: use {' or '.join(ACTIONS)}")
+        body = await request_body.read_body(request)
+        try:
+            decision = msgspec.convert(body.fields, DecisionRequest)
+        except msgspec.ValidationError as error:
+            raise bad_request(str(error)) from error
+        await self._apply(ACTIONS[action], decision)
+        return await self._answer()
+
+    async def _apply(self, decision: Decision, request: DecisionRequest) -> None:
+        latest = await self._candidate_access.call_state(lambda state: state.latest())
+        if latest.comparison_id != request.comparison_id:
+            raise ApiError(
+                409,
+                f"comparison {request.comparison_id!r} is not the latest, which is "
+                f"{latest.comparison_id!r}: look at that first",
+            )
+        if decision is Decision.PROMOTED and request.is_worse and not request.anyway:
+            raise ApiError(409, "the candidate is worse, and is promoted with --anyway only")
+        try:
+            await self._candidate_access.call_state(lambda s: s.decide(decision, request.reason))
+        except (sqlite3.Error, ConfigError) as error:
+            raise ApiError(500, f"the decision could not be stored: {error}") from error
+
+    async def _answer(self) -> web.StreamResponse:
+        comparison = await self._candidate_access.call_state(lambda state: state.latest())
+        status = Status(
+            comparison=msgspec.structs.replace(comparison, salt=""),  # clients could choose sides
+            begun=await self._candidate_access.call_state(
+                lambda state: state.begun(comparison.comparison_id)
+            ),
+            state_errors=self._candidate_access.state_errors,
+        )
+        body: Any = msgspec.json.encode(status)
+        return web.Response(body=body, content_type="application/json")
+
+    def _role(self, request: web.Request) -> Role | None:
+        """Return the role of the request's key; None for the key of callers and wrong keys."""
+        return None if self._keys is None else self._keys.role_of(token_of(request))
+
+    async def _check_known(self, request: web.Request, role: Role | None) -> None:
+        """Raise `ApiError` 401 for an unknown key."""
+        if role is None and self._key is not None:
+            is_caller = hmac.compare_digest(token_of(request).encode(), self._key.encode())
+            if not is_caller:
+                raise ApiError(401, "the API key is wrong or missing", code="invalid_api_key")

@@ -1,0 +1,177 @@
+"""Tests of a comparison that is read from a store, whatever program recorded the attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightspan
+from lightspan.errors import NotFoundError
+from lightspan.production.store_writer import attempt_write, write_pending
+from lightspan.schema import semconv as c
+from lightspan.schema.records import AttemptStatus, Outcome
+from lightspan.schema.spans import Span, SpanKind, new_span_id, new_trace_id, now_ns
+from lightspan.stores import open_store
+from lightspan_gateway.serving.candidate.comparison import (
+    ComparisonResult,
+    Conclusion,
+    read_comparison,
+)
+from lightspan_gateway.serving.candidate.sides import Mark, Side
+
+OLD, NEW = "0" * 12, "1" * 12
+COMPARISON = "0000cafe"
+
+
+def mark_of(side: Side | None, comparison: str = COMPARISON) -> str:
+    digest = OLD if side is Side.CURRENT else NEW
+    return str(Mark("policy", digest, side, comparison if side else ""))
+
+
+def attempt_of(
+    name: str,
+    models: Sequence[str],
+    *,
+    user: str = "",
+    failed: bool = False,
+    errors: Sequence[str] = (),
+    **options: Any,
+) -> Any:
+    """Return the write of an attempt with a call for each of `models`."""
+    attempt_id, rollout_id, trace_id = f"at-{name}", f"ro-{name}", new_trace_id()
+    spans = [
+        Span(
+            span_id=new_span_id(),
+            trace_id=trace_id,
+            name="chat policy",
+            kind=SpanKind.LLM,
+            rollout_id=rollout_id,
+            attempt_id=attempt_id,
+            start_ns=now_ns(),
+            end_ns=now_ns(),
+            attributes={
+                c.CALL_ID: f"call-{name}-{number}",
+                c.RESPONSE_ID: f"chatcmpl-{name}-{number}",
+                c.RESPONSE_MODEL: model,
+                c.AGENT_PATH: "writer",
+                **({"user.id": user} if user else {}),
+            },
+        )
+        for number, model in enumerate(models)
+    ]
+    return attempt_write(
+        attempt_id,
+        rollout_id,
+        "desk",
+        {"q": name},
+        spans,
+        started_at=time.time(),
+        status=AttemptStatus.FAILED if failed else AttemptStatus.SUCCEEDED,
+        outcome=Outcome.APP_ERROR if failed else Outcome.OK,
+        capture_errors=list(errors),
+        **options,
+    )
+
+
+def written(url: str, attempts: Sequence[Any]) -> None:
+    async def write() -> None:
+        async with open_store(url) as store:
+            for attempt in attempts:
+                await write_pending(store, attempt)
+
+    asyncio.run(write())
+
+
+def read(url: str, comparison: str | None = None) -> ComparisonResult:
+    async def reading() -> ComparisonResult:
+        async with open_store(url) as store:
+            return await read_comparison(store, comparison)
+
+    return asyncio.run(reading())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:{tmp_path / 'production.db'}"
+
+
+def test_every_attempt_is_counted_once_and_on_its_side(store: str) -> None:
+    new, old = mark_of(Side.CANDIDATE), mark_of(Side.CURRENT)
+    written(
+        store,
+        [
+            attempt_of("other-model", ["gpt-4o"]),
+            attempt_of("earlier", [mark_of(Side.CANDIDATE, "0000beef")]),
+            attempt_of("good", [new, "gpt-4o", new]),
+            attempt_of("failed", [new], failed=True),
+            attempt_of("damaged", [old], errors=["a span is missing"]),
+            attempt_of("both", [new, old]),
+            attempt_of("continued", [old, mark_of(None).replace(NEW, OLD)]),
+            attempt_of("moved", [old, mark_of(None)]),
+            attempt_of("after", [mark_of(None)]),
+        ],
+    )
+    result = read(store)
+    assert result.comparison_id == COMPARISON
+    shown = {
+        side: (each.digest, each.attempts, each.failed, each.damaged, each.rated)
+        for side, each in result.sides.items()
+    }
+    assert shown == {Side.CANDIDATE: (NEW, 2, 1, 0, 0), Side.CURRENT: (OLD, 2, 0, 1, 0)}
+    assert result.both_sides == 2
+    assert read(store, "0000beef").sides[Side.CANDIDATE].attempts == 1
+    with pytest.raises(NotFoundError, match="no attempt of comparison 12345678: apps must record"):
+        read(store, "12345678")
+
+
+def test_a_store_without_a_candidate_is_an_error(store: str) -> None:
+    written(store, [attempt_of("other-model", ["gpt-4o"])])
+    with pytest.raises(NotFoundError, match="no attempt of a candidate: apps must record to it"):
+        read(store)
+
+
+def test_late_feedback_on_attempts_calls_and_responses_counts(store: str) -> None:
+    new, old = mark_of(Side.CANDIDATE), mark_of(Side.CURRENT)
+    sides = {"c": new, "o": old}
+    written(
+        store,
+        [attempt_of(f"{key}{n}", [model]) for key, model in sides.items() for n in range(12)],
+    )
+    for number in range(12):
+        lightspan.feedback(f"at-c{number}", 1.0, store=store)
+        lightspan.feedback(f"chatcmpl-o{number}-0", 1.0, store=store)
+        lightspan.feedback(f"call-o{number}-0", 0.0, store=store)  # the last one counts
+    result = read(store)
+    assert [result.sides[side].rated for side in Side] == [12, 12]
+    assert result.difference is not None
+    assert result.difference.mean == 1.0
+    assert result.conclusion is Conclusion.BETTER
+
+
+def test_users_in_spans_are_clusters(store: str) -> None:
+    models = {"c": mark_of(Side.CANDIDATE), "o": mark_of(Side.CURRENT)}
+    written(
+        store,
+        [
+            attempt_of(f"{key}{n}", [model], user=f"user {n % 3}")
+            for key, model in models.items()
+            for n in range(9)
+        ],
+    )
+    for number in range(9):
+        for key in models:
+            lightspan.feedback(f"at-{key}{number}", number % 3 == 0, store=store)
+    result = read(store)
+    assert result.difference is not None
+    assert (result.difference.n, result.difference.clusters) == (18, 6)
+
+
+def test_more_attempts_than_a_page_of_a_search(store: str) -> None:
+    models = (mark_of(Side.CANDIDATE), mark_of(Side.CURRENT))
+    written(store, [attempt_of(f"{n:04}", [models[n % 2]]) for n in range(130)])
+    assert [each.attempts for each in read(store).sides.values()] == [65, 65]
