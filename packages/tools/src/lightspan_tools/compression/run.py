@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.algorithms.learning_rate import choose_rate
+from lightspan.algorithms.learning_rate import choose_rate, format_rate
 from lightspan.algorithms.lightning_rl import LightningRL
 from lightspan.algorithms.protocol import (
     Algorithm,
@@ -144,7 +144,10 @@ def _fine_tune(given: Compression, reporter: Reporter, *, resume: bool) -> FineT
     if rate is None:
         chosen = choose_rate({"policy": PolicySpec(model=local_model(given.model), lora=lora)})
         rate = RATE_FACTOR * chosen.value
-        reporter.line(f"learning rate {rate:g}: {chosen.why} (--learning-rate sets another)")
+        reporter.line(
+            f"learning rate {format_rate(rate)}: {RATE_FACTOR} times that of reinforcement "
+            f"learning for {chosen.why} (--learning-rate sets another)"
+        )
     result = load_plugin("api", "SFT")(
         given.model,
         from_store=given.store,
@@ -205,8 +208,8 @@ def _begin(given: Compression, *, resume: bool) -> tuple[Path, _Begun]:
     """
     path = _sibling(given.folder, "compress.json")
     settings = {f.name: getattr(given, f.name) for f in fields(given) if f.name not in _MEASURING}
-    settings = msgspec.to_builtins(settings | {"model": local_model(given.model)})
-    settings["store"] = public_url(given.store)
+    settings |= {"model": local_model(given.model), "store": public_url(given.store)}
+    settings = msgspec.json.decode(msgspec.json.encode(settings))  # as in the file
     if path.exists() and resume:
         try:
             begun = msgspec.json.decode(path.read_bytes(), type=_Begun)
