@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import TRAIN, Follower, blocks, printed  # type: ignore[import-not-found]
+from pages import TRAIN, Follower, blocks  # type: ignore[import-not-found]
 
 pytest.importorskip("langchain_openai")
 pytest.importorskip("torch")
@@ -34,6 +34,10 @@ tiny_model("smollm2", seed=0)
 class WithModel(Follower):  # type: ignore[misc]
     def write(self, name: str, text: str) -> None:
         super().write(name, text if IS_SMOL or name != "fetch.py" else TINY)
+
+    def run(self, command: str) -> None:
+        tiny = command.replace("--epochs 1", "--epochs 3 --learning-rate 3e-3")
+        super().run(command if IS_SMOL else tiny)
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +71,12 @@ def test_a_dry_run_counts_what_the_page_shows(followed: Follower) -> None:
     assert followed.printed[command] == shown
 
 
-def test_the_small_model_is_as_good_as_the_large_one(followed: Follower) -> None:
+def test_the_small_model_learns_what_the_large_one_answered(followed: Follower) -> None:
     [command] = [each for each in followed.printed if "--app desk:answer" in each]
     text = followed.printed[command]
     assert "139 calls imitated; left out: 160 of other agents, 21 scored too low" in text
-    [low] = re.findall(r"difference of the small model: \S+ \(95% CI (\S+?)\.\.", text)
-    assert float(low) > -0.2, text
+    [reward] = re.findall(r"^small: held-out reward (\S+) \(95% CI", text, re.MULTILINE)
+    assert float(reward) > 0.7, text  # one of four teams by chance
     assert (followed.folder / "small" / "model.safetensors").is_file()
     assert re.search(r"small  \S+; \S+ input and \S+ output tokens, \S+ s of this machine", text)
 
