@@ -11,7 +11,6 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pages import TRAIN, Follower, blocks  # type: ignore[import-not-found]
