@@ -16,7 +16,7 @@ import lightspan
 from lightspan.cli import main
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_torch.sft import algorithm
-from lightspan_torch.sft.checkpoint import Unfinished
+from lightspan_torch.sft.checkpoint import Unfinished, delayed_interrupt
 
 APP = """
 import os
@@ -104,7 +104,6 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [*COMMAND, *QUICK, "--folder", "small", "--batch-size", "2", "--json"]
-    delayed = algorithm.delayed_interrupt
     presses = iter([False, True])
 
     class Pressed:
@@ -121,7 +120,7 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
     assert "small is in use: add --resume" in capsys.readouterr().err
     assert main([*command, "--resume", "--seed", "3"]) == 1
     assert "begun with other settings (seed)" in capsys.readouterr().err
-    monkeypatch.setattr(algorithm, "delayed_interrupt", delayed)
+    monkeypatch.setattr(algorithm, "delayed_interrupt", delayed_interrupt)
     # what is recorded in the meantime does not change what is imitated
     client = openai.OpenAI(api_key="own-key", base_url=os.environ["LARGE_URL"], max_retries=0)
     with lightspan.record("sqlite:desk.db", service="desk"), lightspan.agent("sort"):
