@@ -1,4 +1,4 @@
-"""Train the toy app with an algorithm of one's own, on a tiny random model: seconds on a CPU.
+"""Train the toy app by best of n, on a tiny random model: seconds on a CPU.
 
 python examples/own_algorithm/train.py [--folder runs/own] [--steps 6] [--resume]
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightspan import FitResult, Trainer
+from lightspan import FitResult, RejectionSampling, Trainer
 from lightspan.progress import Reporter
-from lightspan.protocols.learner import Optimizer
 from lightspan_testing.tiny import tiny_model
-from own_algorithm import RAFT
 from shouting import shout
 
 
@@ -23,7 +21,7 @@ def train(
     model = folder.with_name(f"{folder.name}-start")
     if not model.exists():
         tiny_model(model, seed=0)
-    algorithm = RAFT(model=str(model.resolve()), optimizer=Optimizer(learning_rate=1e-2))
+    algorithm = RejectionSampling(model, tasks_per_step=8, epochs=2, learning_rate=1e-2)
     trainer = Trainer(algorithm, steps=steps, folder=folder, reporter=reporter)
     tasks = [{"question": f"question {number}"} for number in range(64)]
     held_out = [{"question": f"held out {number}"} for number in range(32)]

@@ -1,4 +1,4 @@
-"""Test the example of a custom algorithm in fifty lines: it learns and resumes."""
+"""Test the example of an algorithm, which is the shipped one: it learns and resumes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan.errors import ConfigError
-from lightspan.lightning import build_episode
 from lightspan.progress import SilentReporter
-from lightspan.schema.records import Outcome
 from lightspan.training.folder import RunFolder
-from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_torch import RejectionSampling, rejection_sampling
 from tests.reports.ui_numbers import check_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm"
@@ -30,28 +28,6 @@ def example() -> Iterator[Any]:
         yield importlib.import_module
 
 
-def test_the_best_of_each_task_are_imitated(example: Any) -> None:
-    def episode(name: str, group: str, reward: float | None, **facts: Any) -> Any:
-        attempt, rollout = make_attempt(name, reward, **facts), make_rollout(name, group)
-        return build_episode(attempt, rollout, [], [make_record("c", attempt=name)])
-
-    episodes = [
-        episode("a1", "a", 1.0),
-        episode("a2", "a", 1.0),
-        episode("a3", "a", 0.5),
-        episode("a4", "a", 9.0, capture_errors=["a span was dropped"]),
-        episode("b1", "b", 1.0),
-        episode("b2", "b", 1.0),
-        episode("c1", "c", 0.25),
-        episode("c2", "c", None),
-        episode("d1", "d", -2.0),
-        episode("d2", "d", -1.0),
-        episode("d3", "d", 9.0, outcome=Outcome.INFRASTRUCTURE),
-    ]
-    best = example("own_algorithm").best_of_each_task(episodes)
-    assert [found.rollout_id for found in best] == ["ro-a1", "ro-a2", "ro-d2"]
-
-
 def test_it_learns_and_goes_on_where_it_was_interrupted(
     example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +35,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
 
     torch.set_num_threads(1)
     train = example("train").train
-    algorithm = example("own_algorithm").RAFT
+    algorithm = RejectionSampling
     original = algorithm.run_step
     before: list[str] = []
     after: list[str] = []
@@ -93,4 +69,6 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
 
 def test_the_page_has_the_files_as_they_are() -> None:
     written = {name: text for _, name, text in blocks("tutorials/own-algorithm.md") if name}
-    assert written == {path.name: path.read_text("utf-8") for path in EXAMPLE.glob("*.py")}
+    files = {path.name: path.read_text("utf-8") for path in EXAMPLE.glob("*.py")}
+    shipped = Path(rejection_sampling.__file__)
+    assert written == {**files, shipped.name: shipped.read_text("utf-8")}

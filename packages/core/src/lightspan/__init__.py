@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
     from lightspan_torch import SFT as SFT, Torch as Torch, Transformers as Transformers
+    from lightspan_torch.rejection_sampling import RejectionSampling as RejectionSampling
     from lightspan_verl.config import Verl as Verl
     from lightspan_vllm.config import VLLM as VLLM
 

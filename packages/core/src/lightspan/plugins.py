@@ -48,7 +48,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "apps": {"command": "programs"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
-        **dict.fromkeys(("dev", "fork"), "train"),
+        **dict.fromkeys(("compress", "dev", "fork"), "train"),
         **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
         "import": "otel",
         "serve": "http",
@@ -61,6 +61,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         "ExternalRunners": "cluster",
         "Hosts": "hosts",
         "RayRunners": "ray",
+        "RejectionSampling": "train",
         "VLLM": "vllm",
         "Verl": "verl",
     },
@@ -94,8 +95,7 @@ def load_plugin(kind: str, name: str) -> Any:
         ConfigError: no installed distribution has the plugin, or the plugin needs a module that is
             not installed.
     """
-    point = installed_plugins(kind).get(name)
-    extra = extra_of(kind, name)
+    point, extra = installed_plugins(kind).get(name), extra_of(kind, name)
     if point is None and extra is not None:
         raise ConfigError(f"{name} is not installed: {how_to_install(extra)}")
     if point is None:

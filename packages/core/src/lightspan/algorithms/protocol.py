@@ -2,7 +2,7 @@
 
 The trainer runs store, gateway, engine, learner, runners and checkpoints; an algorithm runs one
 step. A custom algorithm is a subclass of `Algorithm` with `policies`, `routing` and `run_step`;
-`run_step` gets a `TrainerContext`. `examples/own_algorithm` is an algorithm in fifty lines.
+`run_step` gets a `TrainerContext`. `lightspan_torch.rejection_sampling` is an example.
 """
 
 from __future__ import annotations

@@ -86,9 +86,8 @@ class Query:
 
     def matches(self, attempt: Attempt | RolloutSummary) -> bool:
         """Return whether the attempt started between `since` and `until`; `service` is ignored."""
-        since = -math.inf if self.since is None else self.since
-        started_at = attempt.started_at or 0.0
-        return since <= started_at < (math.inf if self.until is None else self.until)
+        until = math.inf if self.until is None else self.until
+        return (self.since or 0.0) <= (attempt.started_at or 0.0) < until
 
 
 _AGO: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

@@ -1,0 +1,256 @@
+"""Fine-tune a small model on recorded calls, and run the app with it and with its endpoint."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.algorithms.learning_rate import choose_rate, format_rate
+from lightspan.algorithms.lightning_rl import LightningRL
+from lightspan.algorithms.protocol import (
+    Algorithm,
+    Metrics,
+    PolicySpec,
+    TrainerContext,
+    local_model,
+)
+from lightspan.algorithms.recorded_attempts import Query, Time
+from lightspan.errors import ConfigError, DataError
+from lightspan.plugins import load_plugin
+from lightspan.progress import Reporter
+from lightspan.protocols.learner import LoRA
+from lightspan.runners.app import App
+from lightspan.schema.routing import Routing, make_routing
+from lightspan.stores import public_url
+from lightspan.trainer import Trainer
+from lightspan_tools.compression.measured import Measured, read_measured
+from lightspan_tools.compression.recorded import Recorded, read_recorded
+from lightspan_tools.compression.report import CompressionReport, FineTuning
+
+RATE_FACTOR: Final = 10
+"""Default learning rate of the fine-tuning, relative to that of reinforcement learning, whose
+gradients are noisier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """Settings of `lightspan compress`, which documents them."""
+
+    store: str
+    model: str
+    folder: Path
+    min_reward: float | None = None
+    agents: tuple[str, ...] = ()
+    service: str | None = None
+    since: Time | None = None
+    until: Time | None = None
+    epochs: float = 3.0
+    batch_size: int = 8
+    learning_rate: float | None = None
+    lora: int | None = None
+    device: str = "cpu"
+    seed: int = 0
+    app: App | None = None
+    tasks: Path | None = None
+    runners: int = 8
+    prices: tuple[float, float] | None = None
+    price_per_hour: float | None = None
+
+    def selection(self) -> dict[str, Any]:
+        """Return which calls are imitated, as keyword arguments of `SFT`."""
+        return {
+            "min_reward": self.min_reward,
+            "service": self.service,
+            "agents": self.agents,
+            "since": self.since,
+            "until": self.until,
+        }
+
+
+class _Endpoint(Algorithm):
+    """Trains nothing: all calls go where the app sends them."""
+
+    def policies(self) -> dict[str, PolicySpec]:
+        return {}
+
+    def routing(self) -> Routing:
+        return make_routing({}, None, "policy")
+
+    async def run_step(self, trainer: TrainerContext) -> Metrics:
+        raise NotImplementedError
+
+
+def plan(given: Compression) -> CompressionReport:
+    """Return what would be imitated, and what the recorded calls cost. Nothing is written."""
+    from lightspan_torch.sft.chat_dataset import load_chats
+
+    chats = load_chats(given.store, **given.selection())
+    tuning = FineTuning(demonstrations=len(chats.chats), left_out=dict(chats.left_out))
+    return CompressionReport(settings=given, recorded=_recorded(given), tuning=tuning)
+
+
+def run(given: Compression, reporter: Reporter, *, resume: bool = False) -> CompressionReport:
+    """Fine-tune the model on what was recorded, and measure it if there is an app.
+
+    Args:
+        given: the settings.
+        reporter: reports progress.
+        resume: whether to continue an interrupted run, or to measure a finished model.
+
+    Raises:
+        ConfigError: the folder is in use, or an interrupted run had other settings.
+        DataError: the store has no call to imitate.
+        KeyboardInterrupt: on Ctrl-C; `resume=True` continues.
+        LightspanError: a model cannot be loaded, or the app cannot be run.
+    """
+    path, begun = _begin(given, resume=resume)
+    given = replace(given, since=begun.since, until=begun.until)
+    recorded = _recorded(given)
+    if begun.tuning is None:
+        begun.tuning = _fine_tune(given, reporter, resume=resume)
+        _write(path, begun)
+    before = after = None
+    if given.app is not None:
+        reporter.line("held-out tasks with the app's own endpoint")
+        before = _measure(given, given.app, _Endpoint(), "endpoint", reporter)
+        reporter.line(f"held-out tasks with {given.folder}")
+        optimize = list(given.agents) or "*"
+        small = LightningRL(given.folder, optimize=optimize, learning_rate=1e-6)
+        after = _measure(given, given.app, small, "small", reporter)
+    return CompressionReport(
+        settings=given, recorded=recorded, tuning=begun.tuning, before=before, after=after
+    )
+
+
+def _recorded(given: Compression) -> Recorded:
+    query = Query.of(given.service, given.since, given.until)
+    recorded = read_recorded(given.store, query, given.agents)
+    if not recorded.attempts:
+        raise DataError(
+            f"store {public_url(given.store)} has no attempts of production with these settings: "
+            "record the app first, with LIGHTSPAN_STORE or lightspan.record"
+        )
+    return recorded
+
+
+def _fine_tune(given: Compression, reporter: Reporter, *, resume: bool) -> FineTuning:
+    lora = None if given.lora is None else LoRA(rank=given.lora)
+    rate = given.learning_rate
+    if rate is None:
+        chosen = choose_rate({"policy": PolicySpec(model=local_model(given.model), lora=lora)})
+        rate = RATE_FACTOR * chosen.value
+        reporter.line(
+            f"learning rate {format_rate(rate)}: {RATE_FACTOR} times that of reinforcement "
+            f"learning for {chosen.why} (--learning-rate sets another)"
+        )
+    result = load_plugin("api", "SFT")(
+        given.model,
+        from_store=given.store,
+        learning_rate=rate,
+        epochs=given.epochs,
+        batch_size=given.batch_size,
+        lora=lora,
+        device=given.device,
+        seed=given.seed,
+        **given.selection(),
+    ).fit(folder=given.folder, reporter=reporter, resume=resume)
+    return FineTuning(
+        demonstrations=result.demonstrations,
+        left_out=result.left_out,
+        losses=result.losses,
+        seconds=result.seconds,
+    )
+
+
+def _measure(
+    given: Compression, app: App, algorithm: Algorithm, name: str, reporter: Reporter
+) -> Measured:
+    """Run the app on the held-out tasks, and return rewards and costs.
+
+    The run's folder is replaced, because it would add to an earlier one.
+    """
+    folder = _sibling(given.folder, "measured") / name
+    shutil.rmtree(folder, ignore_errors=True)
+    options: dict[str, Any] = {"device": given.device} if algorithm.policies() else {}
+    trainer = Trainer(algorithm, runners=given.runners, folder=folder, reporter=reporter, **options)
+    evaluation = trainer.evaluate(app, given.tasks or [])
+    return read_measured(trainer.settings.store_url, evaluation, given.agents)
+
+
+# --- resume -----------------------------------------------------------------------------------
+class _Begun(msgspec.Struct, kw_only=True):
+    """The file `FOLDER.compress.json`: what was begun, and its result."""
+
+    settings: dict[str, Any]
+    """Settings of the fine-tuning, as the user wrote them."""
+    since: float | None
+    until: float
+    """Limits of the attempts in seconds since the epoch. Without a limit of the user's, `until` is
+    the start of the command: a store that grows would give other examples after a restart."""
+    tuning: FineTuning | None = None
+    """None until the model is written."""
+
+
+_MEASURING: Final = ("app", "tasks", "runners", "prices", "price_per_hour", "folder")
+"""Settings that do not affect the fine-tuning, so that they may change with `--resume`."""
+
+
+def _begin(given: Compression, *, resume: bool) -> tuple[Path, _Begun]:
+    """Return the file of what was begun, and its contents; write it if it is missing.
+
+    Raises:
+        ConfigError: the folder is in use, or was begun with other settings, or the file is damaged.
+    """
+    path = _sibling(given.folder, "compress.json")
+    settings = {f.name: getattr(given, f.name) for f in fields(given) if f.name not in _MEASURING}
+    settings |= {"model": local_model(given.model), "store": public_url(given.store)}
+    settings = msgspec.json.decode(msgspec.json.encode(settings))  # as in the file
+    if path.exists() and resume:
+        try:
+            begun = msgspec.json.decode(path.read_bytes(), type=_Begun)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path} is damaged: {error}; give another --folder") from error
+        differing = [key for key, value in settings.items() if begun.settings.get(key) != value]
+        if differing:
+            raise ConfigError(
+                f"{given.folder} was begun with other settings ({', '.join(differing)}): give the "
+                "same, or another --folder"
+            )
+        if begun.tuning is None or (given.folder / "config.json").is_file():
+            return path, begun
+    elif given.folder.exists() or path.exists():
+        raise ConfigError(
+            f"{given.folder} is in use: add --resume to continue or to measure it, or give another "
+            "--folder"
+        )
+    query = Query.of(given.service, given.since, given.until)
+    until = time.time() if query.until is None else query.until
+    begun = _Begun(settings=settings, since=query.since, until=until)
+    _write(path, begun)
+    return path, begun
+
+
+def _write(path: Path, begun: _Begun) -> None:
+    """Write what was begun, atomically.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(msgspec.json.encode(begun))
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error}") from error
+
+
+def _sibling(folder: Path, name: str) -> Path:
+    """Return the path of a file or folder in the parent folder, such as `small.measured`."""
+    folder = folder.absolute()  # "." has no name
+    return folder.with_name(f"{folder.name}.{name}")

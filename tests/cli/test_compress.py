@@ -1,0 +1,183 @@
+"""Test `lightspan compress` on recorded calls: what it imitates, refuses, resumes and compares."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lightspan
+from lightspan.cli import main
+from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_torch.sft import algorithm
+from lightspan_torch.sft.checkpoint import Unfinished, delayed_interrupt
+
+APP = """
+import os
+
+import lightspan
+import openai
+
+
+def ask(agent, text):
+    client = openai.OpenAI(base_url=os.environ["LARGE_URL"], api_key="own-key", max_retries=0)
+    with lightspan.agent(agent):
+        chat = [{"role": "user", "content": text}]
+        reply = client.chat.completions.create(
+            model="large", messages=chat, max_tokens=4, temperature=0
+        )
+    return reply.choices[0].message.content or ""
+
+
+@lightspan.rollout
+def answer(task: dict) -> float:
+    colour = ask("sort", task["q"])
+    ask("reply", colour)
+    return float(colour.strip() == task["want"])
+"""
+COLOURS = ("red", "green", "blue")
+
+
+def by_rule(request: Request) -> str:
+    """Answer as the large model: the word before the full stop, and wrongly for seven."""
+    words = request.last_text.rstrip(".").split()
+    return "mauve" if "seven" in words else words[-1]
+
+
+def task(number: int) -> dict[str, str]:
+    colour = COLOURS[number % 3]
+    return {"q": f"mail {'seven' if number == 7 else number} is {colour}.", "want": colour}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Path]:
+    """Return a folder with an app, its tasks, and a store with what it asked in production."""
+    folder = tmp_path_factory.mktemp("compress")
+    (folder / "compressed_app.py").write_text(APP)
+    (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task(n))}\n" for n in (91, 92, 93)))
+    (folder / "tiny").symlink_to(tiny, target_is_directory=True)
+    with ScriptedServer(by_rule) as server, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("LARGE_URL", server.url)
+        patch.delenv("LIGHTSPAN_STORE", raising=False)
+        patch.syspath_prepend(str(folder))
+        client = openai.OpenAI(base_url=server.url, api_key="own-key", max_retries=0)
+        with lightspan.record("sqlite:desk.db", service="desk"):
+            for number in range(12):
+                for agent in ("sort", "reply"):
+                    with lightspan.agent(agent):
+                        text = task(number)["q"]
+                        client.chat.completions.create(
+                            model="large", messages=[{"role": "user", "content": text}]
+                        )
+                        if agent == "sort" and number < 9:
+                            lightspan.emit_reward(0.0 if number == 7 else 1.0)
+        yield folder
+    sys.modules.pop("compressed_app", None)
+
+
+COMMAND = ["compress", "sqlite:desk.db", "--model", "tiny", "--agents", "sort", "--min-reward", "1"]
+QUICK = ["--learning-rate", "3e-3", "--epochs", "1"]
+
+
+def test_a_dry_run_counts_and_writes_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(project.iterdir())
+    assert main([*COMMAND, "--folder", "dry", "--price", "2", "8", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "calls by agent: sort 12, reply 12" in text
+    assert "9 of 12 calls, mean 0.889, median 1" in text
+    assert "8 calls would be imitated; left out: 12 of other agents, 1 scored too low" in text
+    assert "3 unscored" in text
+    assert "recorded endpoint  0.016; 4,000 input and 1,000 output tokens" in text
+    assert sorted(project.iterdir()) == before
+
+
+def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*COMMAND, *QUICK, "--folder", "small", "--batch-size", "2", "--json"]
+    presses = iter([False, True])
+
+    class Pressed:
+        def __enter__(self) -> Any:
+            return lambda: next(presses, False)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(algorithm, "delayed_interrupt", Pressed)
+    assert main(command) == 130
+    assert Unfinished(project / "small").path.is_dir()
+    assert not (project / "small").exists()
+    assert main(command) == 1
+    assert "small is in use: add --resume" in capsys.readouterr().err
+    assert main([*command, "--resume", "--seed", "3"]) == 1
+    assert "begun with other settings (seed)" in capsys.readouterr().err
+    monkeypatch.setattr(algorithm, "delayed_interrupt", delayed_interrupt)
+    # what is recorded in the meantime does not change what is imitated
+    client = openai.OpenAI(api_key="own-key", base_url=os.environ["LARGE_URL"], max_retries=0)
+    with lightspan.record("sqlite:desk.db", service="desk"), lightspan.agent("sort"):
+        client.chat.completions.create(
+            model="large", messages=[{"role": "user", "content": "mail 99 is red."}]
+        )
+        lightspan.emit_reward(1.0)
+    assert main([*command, "--resume"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["tuning"]["demonstrations"] == 8
+    assert len(first["tuning"]["losses"]) == 4
+    weights = (project / "small" / "model.safetensors").stat().st_mtime_ns
+    assert main([*command, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out)["tuning"] == first["tuning"]
+    assert (project / "small" / "model.safetensors").stat().st_mtime_ns == weights
+    (project / "small.compress.json").write_text("{")
+    assert main([*command, "--resume"]) == 1
+    assert "small.compress.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_app_is_compared_with_its_endpoint(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--folder", "compared", "--app", "compressed_app:answer", "--tasks", "tasks.jsonl"]
+    prices = ["--price", "2", "8", "--price-per-hour", "0.36"]
+    assert main([*COMMAND, *QUICK, *arguments, *prices, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["before"]["evaluation"]["rewards"].values()) == {1.0}
+    assert report["before"]["calls"] == report["after"]["calls"] == 3
+    assert report["before"]["tokens"]["input"] == 4
+    assert report["after"]["tokens"]["uncounted"] == 0
+    assert report["after"]["seconds"] > 0
+    assert report["difference"]["n"] == 3
+    assert report["cost_per_1000_calls"].keys() == {"recorded", "small"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--app", "compressed_app:answer"], "--app and --tasks belong together"),
+        (["--tasks", "tasks.jsonl"], "--app and --tasks belong together"),
+        (["--app", "compressed_app:answer", "--tasks", "no.jsonl"], "no tasks file no.jsonl"),
+        (["--app", "compressed_app:no", "--tasks", "tasks.jsonl"], "compressed_app"),
+        (["--price", "-1", "2"], "--price=-1.0 must be"),
+        (["--price-per-hour", "-1"], "--price-per-hour=-1.0 must be"),
+        (["--lora", "0"], "--lora=0 must be at least 1"),
+        (["--runners", "0"], "--runners=0 must be at least 1"),
+        (["--service", "other", "--dry-run"], "has no attempts of production with these settings"),
+        (["--since", "yesterday", "--dry-run"], "since='yesterday'"),
+        (["--min-reward", "2"], "no call to imitate"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    project: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compress", "sqlite:desk.db", "--model", "tiny", "--folder", "refused", *QUICK]
+    assert main([*command, *arguments]) == 1
+    assert message in capsys.readouterr().err
+    (project / "refused.compress.json").unlink(missing_ok=True)
