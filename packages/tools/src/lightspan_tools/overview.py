@@ -129,9 +129,7 @@ async def production_overview(store: Store, query: Query, page: Page) -> Overvie
     # The total is read first, so that attempts recorded meanwhile do not count as trainings'.
     total = sum((await store.count()).values())
     production = (await store.summaries(mode=Mode.PRODUCTION, newest=True)).rows[::-1]
-    summaries = [
-        row for row in production if query.service in (None, row.run_id) and query.matches(row)
-    ]
+    summaries = [row for row in query.of_service(production) if query.matches(row)]
     ids = {str(row.attempt_id): row.rollout_id for row in summaries}
     rows = await _rows(store, summaries, query.service, page, list(ids))
     overview = Overview(rows, others=max(0, total - len(production)), url=store.url)
