@@ -84,18 +84,6 @@ class Query:
             until=None if until is None else parse_time(until, "until"),
         )
 
-    def of_service(self, rows: Sequence[RolloutSummary]) -> Sequence[RolloutSummary]:
-        """Return those of `rows`, which are all attempts of a store, that are of the service.
-
-        Raises:
-            DataError: there are attempts, but none is of the service.
-        """
-        selected = [row for row in rows if self.service in (None, row.run_id)]
-        if rows and not selected:
-            services = ", ".join(sorted({row.run_id for row in rows}))
-            raise DataError(f"no attempt is of the service {self.service!r}; there are: {services}")
-        return selected
-
     def matches(self, attempt: Attempt | RolloutSummary) -> bool:
         """Return whether the attempt started between `since` and `until`; `service` is ignored."""
         since = -math.inf if self.since is None else self.since
@@ -151,13 +139,14 @@ async def read_attempts(
         rollout_ids: ids of the rollouts to read, of mode production; None for all.
 
     Raises:
-        DataError: the store has attempts, but none of the service.
+        DataError: no attempt is of the service.
     """
     if rollout_ids is None:
         page = await store.summaries(query.service, mode=Mode.PRODUCTION, newest=True)
         rollout_ids = [row.rollout_id for row in reversed(page.rows) if query.matches(row)]
-        if not page.rows:
-            query.of_service((await store.summaries(mode=Mode.PRODUCTION)).rows)
+        if query.service is not None and not page.rows:
+            text = f"no attempt is of the service {query.service!r}"
+            raise DataError(f"{text}: `lightspan inspect {store.url}` shows the services")
     for start in range(0, len(rollout_ids), CHUNK_SIZE):
         states = await store.rollouts(rollout_ids[start : start + CHUNK_SIZE])
         chunk = {state.rollout.rollout_id: state for state in states}
