@@ -314,8 +314,9 @@ def test_errors_of_the_trainer_have_the_keys_of_verl() -> None:
     with pytest.raises(ConfigError, match="group_size=1 teaches nothing") as caught:
         agl.Trainer(algorithm=agl.VERL(one)).fit(agent, [{"n": 1}])
     assert caught.value.__notes__ == [
+        "see docs/troubleshooting.md#estimator-compares-the-rollouts-of-a-task",
         "In VERL(config): estimator is algorithm.adv_estimator, reinforce++ is "
-        "reinforce_plus_plus, ppo is gae, group_size is actor_rollout_ref.rollout.n."
+        "reinforce_plus_plus, ppo is gae, group_size is actor_rollout_ref.rollout.n.",
     ]
 
 

@@ -408,7 +408,8 @@ def test_chats_carry_their_tools(url: str) -> None:
     ]
 
 
-def test_by_service_and_time(url: str) -> None:
+def test_by_service_and_time(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "tasks.jsonl"
     now = time.time()
     write(
         url,
@@ -420,7 +421,15 @@ def test_by_service_and_time(url: str) -> None:
     assert answers(load_chats(url, since="1h")) == ["new", "other"]
     assert answers(load_chats(url, until=datetime.now(UTC) - timedelta(hours=1))) == ["old"]
     assert answers(load_chats(url, since=now - 7200, until=now - 60)) == ["old"]
-    assert load_chats(url, service="nobody").chats == []
+    there = "no attempt is of the service 'nobody'"
+    with pytest.raises(DataError, match=there):
+        load_chats(url, service="nobody")
+    for arguments in (["inspect", url], ["export", url, "tasks", "-o", str(out)]):
+        assert main([*arguments, "--service", "nobody"]) == 1
+        shown = capsys.readouterr().err
+        assert there in shown
+        assert "there are: billing, support" in shown or "shows the services" in shown
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("wrong", ["yesterday", math.nan, True])
@@ -462,7 +471,7 @@ def test_tasks_are_the_inputs_once_each(url: str, caplog: pytest.LogCaptureFixtu
     assert tasks_from_store(url, min_reward=0.5) == [{"q": "one"}]
     assert tasks_from_store(url, max_reward=0.5) == [{"q": "two"}]
     assert len(caplog.messages) == 2  # the attempt without an input has no reward
-    with pytest.raises(DataError, match="no such attempt"):
+    with pytest.raises(DataError, match="shows the services"):
         tasks_from_store(url, service="nobody")
 
 

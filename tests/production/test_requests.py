@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from typing import Any
@@ -17,6 +19,7 @@ from starlette.routing import Route
 
 import lightspan
 from lightspan.production.record import record
+from lightspan.schema import semconv as c
 from lightspan_testing.attempts import read_recorded
 from packages.core.tests.production.chat import say
 
@@ -97,3 +100,30 @@ async def test_a_sync_stream_that_is_closed_where_the_client_leaves(
         [found] = await asyncio.to_thread(read_recorded, url)
     assert found.answered[0].asked == "0"
     assert found.attempt.capture_errors == []
+
+
+async def test_loops_and_threads_of_a_sync_stream_belong_to_its_request(
+    client: openai.OpenAI, url: str
+) -> None:
+    """Starlette takes each item in a thread, with a new copy of the request's context."""
+
+    def items() -> Iterator[str]:
+        with lightspan.operation("ticket", input="hello"), lightspan.agent("writer"):
+            yield str(say(client, "one"))
+            yield str(asyncio.run(asyncio.to_thread(say, client, "two")))
+            run = contextvars.copy_context().run
+            thread = threading.Thread(target=run, args=(say, client, "three"))
+            thread.start()
+            thread.join()
+            yield "end"
+
+    async def endpoint(_: Any) -> StreamingResponse:
+        return StreamingResponse(items())
+
+    with record(url) as made:
+        await request(Starlette(routes=[Route("/", endpoint)]))
+        assert await asyncio.to_thread(made.flush)
+    [found] = await asyncio.to_thread(read_recorded, url)
+    assert [call.asked for call in found.answered] == ["one", "two", "three"]
+    paths = [call.attributes[c.AGENT_PATH] for call in found.calls]
+    assert paths == ["writer"] * 3

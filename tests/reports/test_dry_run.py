@@ -167,7 +167,8 @@ def test_warnings_come_first_and_say_what_matters(report: DevReport) -> None:
     assert lines[0].startswith("dry run of dry_apps:research: lightning_rl on ")
     assert lines[0].endswith("nothing was trained")
     assert lines[1] == report.choices[0]
-    assert lines[3] == f"! {report.warnings[0]} (docs/troubleshooting.md)"
+    page = "docs/troubleshooting.md#evaluations-sample-as-the-app-asks"
+    assert lines[3] == f"! {report.warnings[0]} ({page})"
 
 
 def test_what_is_not_known_of_engines_of_your_own(report: DevReport) -> None:

@@ -75,7 +75,7 @@ def _text(value: float | None) -> str:
 def _check_alerts(summary: v.RunSummary, printed: Lines) -> None:
     warnings = [line for line in printed if line.startswith("warning, step ")]
     alerts = [each for each in summary.alerts if each.name != "stopped"]  # inspect cannot tell
-    assert warnings == [f"warning, step {each.step}: {each.text}" for each in alerts]
+    assert warnings == [f"warning, step {each.step}: {each.text} ({each.page})" for each in alerts]
 
 
 def _verdict(call: v.CallRow) -> str:

@@ -137,13 +137,13 @@ def test_an_error_says_what_is_kept(apps: Any, tiny: Path, tmp_path: Path, ask: 
     with pytest.raises(OSError, match="no space left"):
         Trainer(Drill(tiny), steps=4, folder=folder, reporter=failing).fit(apps.spell, tasks)
     told = f"ended by an error; {folder} keeps step-000001: once that is mended, go on with"
-    assert failing.texts == [f"{told} resume=True (--resume) (docs/troubleshooting.md)"]
+    assert failing.texts == [f"{told} resume=True (--resume)"]
     wrong = Interrupting("step 4/4", ConfigError("no agent matches"))
     with pytest.raises(ConfigError, match="no agent"):
         Trainer(Drill(tiny), steps=4, folder=tmp_path / "wrong", reporter=wrong).fit(
             apps.spell, tasks
         )
-    assert "; a changed setting (optimize=) needs another folder (" in wrong.texts[-1]
+    assert wrong.texts[-1].endswith("; a changed setting (optimize=) needs another folder")
     settled = Interrupting("step 4/4", ConfigError("the budget is spent: resume=True with another"))
     trainer = Trainer(Drill(tiny), steps=4, folder=folder, reporter=settled)
     with pytest.raises(ConfigError, match="the budget"):

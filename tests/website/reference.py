@@ -3,7 +3,8 @@
     python tests/website/reference.py [--check]
 
 `cli.md` is made from argparse, `settings.md` from the docstrings and signatures of the classes that
-users construct, and `spans.md` from the names of span attributes. When to change a setting stands
+users construct, and `spans.md` from the names of span attributes. The table by which messages name
+their place on `docs/troubleshooting.md` is made from that page. When to change a setting stands
 in `when_to_change.toml`. With `--check` nothing is written. The exit status is then 1 if a page is
 not what the code says, and also if griffe warns about a docstring or a public name has no page.
 """
@@ -17,6 +18,7 @@ import logging
 import re
 import sys
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from lightspan.schema import semconv
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGES = ROOT / "docs/reference"
+TABLE = ROOT / "packages/core/src/lightspan/troubleshooting.tsv"
 MADE = "<!-- made by `python tests/website/reference.py`: edit the code, not this page -->"
 SETTINGS = {
     "Training": ["Trainer"],
@@ -50,12 +53,13 @@ def main() -> int:
     options = parser.parse_args()
     modules = load()
     faults = []
-    for name, text in {
-        "cli.md": cli(),
-        "settings.md": settings(modules),
-        "spans.md": spans(),
+    for page, text in {
+        PAGES / "cli.md": cli(),
+        PAGES / "settings.md": settings(modules),
+        PAGES / "spans.md": spans(),
+        TABLE: troubleshooting(),
     }.items():
-        page, text = PAGES / name, f"{text}\n"
+        text = f"{text}\n"
         if not options.check:
             page.write_text(text, "utf-8")
         elif not page.exists() or page.read_text("utf-8") != text:
@@ -65,6 +69,19 @@ def main() -> int:
         faults += docstring_faults(modules)
     print("\n".join(faults) or "the reference is what the code says")
     return bool(faults)
+
+
+def troubleshooting() -> str:
+    """Return a line with anchor and heading for each message on the page, longest first."""
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    headings = sorted(re.findall(r"^### (.*)$", page, re.MULTILINE), key=len, reverse=True)
+    return "\n".join(f"{anchor(heading)}\t{heading}" for heading in headings)
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading on the site, as `markdown.extensions.toc` makes it."""
+    text = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
 
 
 # --- docstrings -----------------------------------------------------------------------------

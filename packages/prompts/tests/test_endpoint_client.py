@@ -116,6 +116,24 @@ async def test_the_wait_that_the_endpoint_asks_for(
     assert len(notes) == {7.0: 3, 1.0: 1}.get(waits[0], 0)
 
 
+async def test_waits_grow_where_an_endpoint_asks_for_short_ones_for_long(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.script = lambda request: Reply(status=429, headers={"retry-after": "0"})
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(endpoint_client, "sleep", sleep)
+    notes: list[str] = []
+    with pytest.raises(EngineError, match=r"busy \(429\) for 3\d\d\d s"):
+        await asks(server.url, notes, patience_s=3600)
+    assert len(server.requests) < 150
+    assert slept[-1] == 60.0
+    assert len(notes) > 50
+
+
 @pytest.mark.parametrize(
     ("after", "why"),
     [

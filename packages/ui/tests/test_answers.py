@@ -136,7 +136,8 @@ async def test_a_step_that_failed_is_an_alert_here_and_in_inspect(tmp_path: Path
         assert [(each.step, each.text) for each in run.alerts] == [(3, text)]
         assert (await client.get("/runs/run", v.RunDetail)).summary.alerts == run.alerts
         printed = await asyncio.to_thread(inspect_run, folder.path)
-        assert f"warning, step 3: {text}" in printed.splitlines()
+        page = "docs/troubleshooting.md#of-failed-in-step"
+        assert f"warning, step 3: {text} ({page})" in printed.splitlines()
         as_json = await asyncio.to_thread(inspect_run, folder.path, as_json=True)
         assert text in as_json
         folder.add_metrics(metrics_line(4))  # it works again

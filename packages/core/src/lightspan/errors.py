@@ -32,14 +32,38 @@ Narrower errors are defined where they are raised, such as `runners.program.Prog
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+
+PAGE: Final = "docs/troubleshooting.md"
+"""The page that explains warnings and errors. It is in the repository, not in the packages."""
+_TABLE: Final = Path(__file__).with_name("troubleshooting.tsv")
+"""Anchor and heading of each message on `PAGE`, the longest heading first. It is made by
+`tests/website/reference.py`."""
+
+
+def page_of(message: str) -> str:
+    """Return `PAGE` with the anchor of the first heading that matches; empty if none does.
+
+    An ellipsis in a heading stands for a value.
+    """
+    text = " ".join(message.split())[:2000]
+    for row in _TABLE.read_text("utf-8").splitlines():
+        (anchor, heading), at = row.split("\t"), 0
+        for part in heading.strip("…").split("…"):
+            at = text.find(part, at) + 1 or len(text) + 1  # beyond the text, no part is found
+        if at <= len(text):
+            return f"{PAGE}#{anchor}"
+    return ""
 
 
 class LightspanError(Exception):
-    """lightspan failed."""
+    """lightspan failed. A note names the part of the documentation that explains the message."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or type(self).__doc__)
+        if page := page_of(message or ""):
+            self.add_note(f"see {page}")
 
 
 class ConfigError(LightspanError, ValueError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -13,6 +15,7 @@ from lightspan.capture import context_propagation, sdk_instrumentation
 from lightspan.capture.context import AttemptContext, current_agent
 from lightspan.capture.emit import agent
 from lightspan.capture.entry import open_scope
+from lightspan.schema.records import Mode
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +88,96 @@ def test_stop_carrying_leaves_the_classes_as_they_were() -> None:
     assert ThreadPoolExecutor.submit.__module__ == "concurrent.futures.thread"
     with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
         assert seen_in_thread() is None
+
+
+# --- work that a later item of a generator starts ---------------------------------------------
+async def path_in_task() -> str | None:
+    return await asyncio.create_task(async_path())
+
+
+async def async_path() -> str | None:
+    return acting_path()
+
+
+def in_new_loop() -> str | None:
+    return asyncio.run(path_in_task())
+
+
+def in_own_loop() -> str | None:
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(path_in_task())
+    finally:
+        loop.close()
+
+
+def in_older_loop() -> str | None:
+    return asyncio.run_coroutine_threadsafe(path_in_task(), OLDER_LOOP).result()
+
+
+OLDER_LOOP = asyncio.new_event_loop()
+
+
+@pytest.fixture(scope="module")
+def older_loop() -> Iterator[None]:
+    thread = threading.Thread(target=OLDER_LOOP.run_forever)
+    thread.start()
+    yield
+    OLDER_LOOP.call_soon_threadsafe(OLDER_LOOP.stop)
+    thread.join()
+    OLDER_LOOP.close()
+
+
+def in_copied_context() -> str | None:
+    found: list[str | None] = []
+    run = copy_context().run
+    thread = threading.Thread(target=run, args=(lambda: found.append(acting_path()),))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.usefixtures("older_loop")
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.PRODUCTION])
+@pytest.mark.parametrize(
+    "start", [in_new_loop, in_own_loop, in_older_loop, in_copied_context, seen_in_thread]
+)
+def test_work_of_a_later_item_belongs_to_its_agent(
+    start: Callable[[], str | None], mode: Mode
+) -> None:
+    """Each item is taken in a new copy of the context, as by Starlette."""
+    if start is seen_in_thread and mode is Mode.PRODUCTION:
+        pytest.skip("threads of an app in production need copy_context().run")
+
+    def items() -> Iterator[str | None]:
+        with agent("writer"):
+            yield start()
+            yield start()
+            with agent("checker"):
+                yield start()
+        yield start()
+
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a", mode=mode)):
+        stream, around = items(), copy_context()
+        taken = [around.copy().run(next, stream) for _ in range(4)]
+    assert taken == ["writer", "writer", "writer/checker", "app"]
+
+
+async def test_a_task_of_a_later_item_belongs_to_its_agent() -> None:
+    """Each item of the asynchronous generator is taken by a new task."""
+
+    async def items() -> AsyncIterator[str | None]:
+        with agent("writer"):
+            yield await path_in_task()
+            yield await path_in_task()
+        yield await path_in_task()
+
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a")):
+        stream, around = items(), copy_context()
+
+        async def take() -> str | None:
+            return await anext(stream)
+
+        loop = asyncio.get_running_loop()
+        taken = [await loop.create_task(take(), context=around.copy()) for _ in range(3)]
+    assert taken == ["writer", "writer", "app"]

@@ -23,6 +23,8 @@ MAX_TRIES: Final = 4
 MAX_RETRY_BACKOFF_S: Final = 60.0
 MIN_WAIT_S: Final = 0.1
 """Minimum seconds of waiting where an endpoint asks for none (`Retry-After: 0`)."""
+WAIT_GROWTH: Final = 0.1
+"""Minimum share of the seconds waited so far that a request waits again."""
 LONG_WAIT_S: Final = 5.0
 """Seconds from which a wait on a rate limit is noted; shorter ones of a request are noted once, if
 they add up to as much."""
@@ -116,7 +118,9 @@ class EndpointClient:
                     return await self._ask(text)
             except openai.RateLimitError as error:
                 asked_s = _retry_after_s(error)
-                wait = pause if asked_s is None else max(asked_s, MIN_WAIT_S)
+                # an endpoint may ask for short waits for an hour
+                least = min(max(MIN_WAIT_S, waited * WAIT_GROWTH), MAX_RETRY_BACKOFF_S)
+                wait = pause if asked_s is None else max(asked_s, least)
                 if error.code in _PERMANENT_CODES:
                     raise self._failed(error) from error
                 if waited + wait > self._patience_s:

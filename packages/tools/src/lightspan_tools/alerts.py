@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from lightspan.errors import PAGE, page_of
 from lightspan.lightning.rollout_checks import FAILURE_WARNING
 from lightspan.progress import plural
 from lightspan.training.folder import RunFolder
@@ -75,6 +76,11 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     step: int
     text: str
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains it."""
+        return page_of(self.text) or PAGE
 
 
 class _Windows:
@@ -281,8 +287,6 @@ def latest_step_fails(metrics: Sequence[Line], failure: str = "") -> Alert | Non
 STEP_FAILS: Final = "latest_step_fails"
 MAX_MESSAGE: Final = 300
 """Maximum characters of the message of a failed rollout in an alert."""
-PAGE: Final = "docs/troubleshooting.md"
-"""The page that explains the warnings."""
 
 _monitors: dict[Path, AlertMonitor] = {}
 """Folder of a run → its monitor, while it trains."""
@@ -311,7 +315,7 @@ def print_alerts(event: RunEvent) -> list[str]:
     if event.step == 1 and train:
         notes += few_tasks_notes(folder.read_config())
     new_alerts = [alert for alert in alerts if alert.step == event.step]
-    return notes + [f"warning: {alert.text} ({PAGE})" for alert in new_alerts]
+    return notes + [f"warning: {alert.text} ({alert.page})" for alert in new_alerts]
 
 
 def few_tasks_notes(config: Line) -> list[str]:

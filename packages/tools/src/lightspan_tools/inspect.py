@@ -301,7 +301,7 @@ def _progress_lines(run: RunFolder, config: Mapping[str, Any], failure: str) -> 
     if kept is not None:
         yield f"step {kept['step']} is kept, the best by the selection split"
     for alert in run_alerts(metrics, run.evaluations(), failure):
-        yield f"warning, step {alert.step}: {alert.text}"
+        yield f"warning, step {alert.step}: {alert.text} ({alert.page})"
 
 
 def _failure_lines(

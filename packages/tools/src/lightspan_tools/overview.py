@@ -21,6 +21,7 @@ from lightspan.algorithms.recorded_attempts import (
     read_attempts,
     score_of_attempt,
 )
+from lightspan.errors import DataError
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutStatus, RolloutSummary
 from lightspan.schema.spans import SpanKind
@@ -129,9 +130,11 @@ async def production_overview(store: Store, query: Query, page: Page) -> Overvie
     # The total is read first, so that attempts recorded meanwhile do not count as trainings'.
     total = sum((await store.count()).values())
     production = (await store.summaries(mode=Mode.PRODUCTION, newest=True)).rows[::-1]
-    summaries = [
-        row for row in production if query.service in (None, row.run_id) and query.matches(row)
-    ]
+    selected = [row for row in production if query.service in (None, row.run_id)]
+    if production and not selected:
+        names = ", ".join(sorted({row.run_id for row in production}))
+        raise DataError(f"no attempt is of the service {query.service!r}; there are: {names}")
+    summaries = [row for row in selected if query.matches(row)]
     ids = {str(row.attempt_id): row.rollout_id for row in summaries}
     rows = await _rows(store, summaries, query.service, page, list(ids))
     overview = Overview(rows, others=max(0, total - len(production)), url=store.url)

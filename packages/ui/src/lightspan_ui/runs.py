@@ -20,7 +20,7 @@ from lightspan.schema.redaction import without_keys
 from lightspan.training.folder import METRICS, PROMPTS
 from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.statistics import Interval, Z
-from lightspan_tools.alerts import PAGE, AlertMonitor, latest_step_fails
+from lightspan_tools.alerts import AlertMonitor, latest_step_fails
 from lightspan_ui import views
 from lightspan_ui.run_files import LiveRunFolder, is_alive, stamp_of
 
@@ -160,7 +160,7 @@ class Run:
             evaluations = tuple(self.folder.evaluations())
             gain = gain_of(evaluations)
         alerts = [
-            views.AlertView(name=alert.name, step=alert.step, text=alert.text, page=PAGE)
+            views.AlertView(name=alert.name, step=alert.step, text=alert.text, page=alert.page)
             for alert in progress.monitor.read(new, evaluations)
         ]
         progress = Progress(
@@ -202,7 +202,7 @@ def state_alerts(
     if alert is not None and alert.step == failure.step:
         alert = latest_step_fails(lines, failure.message)
     if alert is not None:
-        yield views.AlertView(name=alert.name, step=alert.step, text=alert.text, page=PAGE)
+        yield views.AlertView(name=alert.name, step=alert.step, text=alert.text, page=alert.page)
     if state == "stopped":
         steps = [line["step"] for line in lines if line["kind"] == "train"]
         step = steps[-1] if steps else 0

@@ -17,12 +17,12 @@ from lightspan.errors import ConfigError
 from lightspan.protocols.engine import EngineRequest, ModelSize, ToolParserName
 from lightspan.schema.validation import (
     check_choice,
-    check_date,
     check_number,
     check_url,
     check_whole,
 )
 from lightspan_gateway.serving.loopback import is_loopback
+from lightspan_torch.engine.config import check_date
 
 if TYPE_CHECKING:
     from lightspan_vllm.engine import VLLMEngine

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from lightspan.errors import ConfigError
+from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import genai_messages, semconv as c
@@ -136,10 +136,16 @@ async def read_attempts(
         store: open store.
         query: which attempts to read.
         rollout_ids: ids of the rollouts to read, of mode production; None for all.
+
+    Raises:
+        DataError: no attempt is of the service.
     """
     if rollout_ids is None:
         page = await store.summaries(query.service, mode=Mode.PRODUCTION, newest=True)
         rollout_ids = [row.rollout_id for row in reversed(page.rows) if query.matches(row)]
+        if query.service is not None and not page.rows:
+            text = f"no attempt is of the service {query.service!r}"
+            raise DataError(f"{text}: `lightspan inspect {store.url}` shows the services")
     for start in range(0, len(rollout_ids), CHUNK_SIZE):
         states = await store.rollouts(rollout_ids[start : start + CHUNK_SIZE])
         chunk = {state.rollout.rollout_id: state for state in states}

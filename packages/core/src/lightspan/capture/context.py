@@ -86,6 +86,16 @@ def pushed_in(context: Context) -> AgentContext | None:
     return _agent_of(context.get(_agent))
 
 
+def lacks_agent(context: Context) -> bool:
+    """Return whether `context`, copied by the app, lacks the agent of the generator that runs.
+
+    The app then copied it in a later item (`generator_context`), before `current_context` was
+    called there.
+    """
+    entry, copied = _agent.get(), context.get(_agent)
+    return isinstance(entry, generator_context.GeneratorEntry) and copied is entry.outer
+
+
 def current_agent() -> AgentContext | None:
     """Return the context of the acting agent, which is the agent whose code runs now.
 

@@ -8,10 +8,14 @@ the app stay as they are, and so do its threads, many of which outlive a request
 outside an attempt is not changed. A worker thread that takes work from a queue keeps the context in
 which it was started (`misattributed_calls`). In a child process of a runner nothing is recorded or
 redirected.
+
+An item of a generator can be taken in a new context, which lacks the generator's agent
+(`generator_context`). So the agent is set there before a task or an event loop copies the context.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -23,7 +27,7 @@ from typing import Any, Final
 
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture._globals import state
-from lightspan.capture.context import current_context, pushed_in, set_agent
+from lightspan.capture.context import current_context, lacks_agent, set_agent
 from lightspan.capture.context_types import AgentContext
 from lightspan.capture.patch import Patch
 from lightspan.schema.records import Mode
@@ -32,7 +36,8 @@ _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules whose threads outlive the attempt in which they were started."""
 _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
 """Methods of `ThreadPool` through which all its other methods submit work."""
-
+_LOOP_METHODS: Final = ("run_until_complete", "create_task", "call_soon_threadsafe")
+"""Methods of an event loop that copy the current context."""
 
 RUNNER: Final = "runner"
 RECORDING: Final = "recording"
@@ -55,6 +60,8 @@ def carry(owner: str = RUNNER) -> bool:
             (ThreadPoolExecutor, "submit", _submit),
             (threading.Thread, "start", _start),
             *((ThreadPool, name, _submit) for name in _POOL_METHODS),
+            (asyncio.Runner, "__init__", _enter_step),  # `run` is called in a copy of the context
+            *((asyncio.BaseEventLoop, name, _enter_step) for name in _LOOP_METHODS),
         ]
         state.thread_patches += [
             Patch(owner, name, partial(make, getattr(owner, name))) for owner, name, make in changes
@@ -109,20 +116,29 @@ def _run(agent: AgentContext | None, func: Callable[..., Any], /, *args: Any, **
         leave()
 
 
-def _carried(run: Callable[..., Any], func: Any) -> Any:
-    """Return a function of the app, for a pool, so that it runs in the current attempt.
+def _carried(run: Callable[..., Any] | None, func: Any) -> Any:
+    """Return a function of the app, for a pool or a thread, so that it runs in the current attempt.
 
     Args:
-        run: calls a function in the current attempt.
+        run: calls a function in the current attempt; None to leave `func` unchanged.
         func: the function. It may be the `run` of a context that the app has copied, or a partial
-            of it. Copied in a later item of a generator, the context has no attempt, and gets the
-            current one.
+            of it. If that context lacks the current agent (`lacks_agent`), it gets it.
     """
     method, args = (func.func, func.args) if isinstance(func, partial) else (func, ())
     inside = getattr(method, "__self__", None)
-    if not isinstance(inside, Context) or pushed_in(inside) is not None:
-        return partial(run, func)
+    if not isinstance(inside, Context) or not lacks_agent(inside):
+        return func if run is None else partial(run, func)
     return partial(method, partial(_run, current_context()), *args, **getattr(func, "keywords", {}))
+
+
+def _enter_step(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    @wraps(original)
+    def copying(*args: Any, **kwargs: Any) -> Any:
+        if state.steps and patch.on:
+            current_context()  # sets the agent of a generator that runs
+        return original(*args, **kwargs)
+
+    return copying
 
 
 def _submit(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -142,11 +158,12 @@ def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callab
     @wraps(original)
     def start(self: threading.Thread) -> None:
         current = current_context() if patch.on else None
+        target = getattr(self, "_target", None)
         # A pool's worker outlives the attempt in which it starts, so it must not inherit.
-        is_worker = getattr(getattr(self, "_target", None), "__module__", "") in _POOLS
-        in_runner = current is not None and current.scope.mode is not Mode.PRODUCTION
-        if in_runner and not is_worker:
-            self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
+        if current is not None and getattr(target, "__module__", "") not in _POOLS:
+            self._target = _carried(None, target)  # type: ignore[attr-defined]
+            if current.scope.mode is not Mode.PRODUCTION:
+                self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
         original(self)
 
     return start

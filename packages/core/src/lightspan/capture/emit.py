@@ -279,9 +279,9 @@ def agent(name: str, *, input: Any = None) -> _Block:
     Example: `with lightspan.agent("planner"):`. Model calls inside belong to this agent, and nested
     agents make a path (`team/planner`). In production the outermost block is an attempt.
 
-    In a generator, the agent does not act between two items. Decorate a generator that starts tasks
-    or threads, instead of using `with` in it: tasks that start before the first model call in the
-    `with` block may miss the agent.
+    In a generator, the agent does not act between two items. Work that an item starts in a pool, a
+    task, an event loop or a thread belongs to the agent, in production only threads that run
+    `contextvars.copy_context().run`.
 
     Args:
         name: name of the agent or team.

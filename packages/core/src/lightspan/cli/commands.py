@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text: str | None = options.run(options)
     except LightspanError as error:
-        print_line(f"lightspan: {without_keys(str(error))}", sys.stderr)
+        lines = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print_line(f"lightspan: {without_keys(lines)}", sys.stderr)
         return 1
     except ModuleNotFoundError as error:  # a module that an app needs is an `AppError`
         if error.name is None or error.name.partition(".")[0] == "lightspan":

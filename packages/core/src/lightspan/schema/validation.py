@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections.abc import Sequence
@@ -81,12 +80,6 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise `ConfigError` unless `value` is one of `allowed`."""
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: use one of {', '.join(map(repr, allowed))}")
-
-
-def check_date(name: str, value: object) -> None:
-    """Raise `ConfigError` unless the value is a date."""
-    if not isinstance(value, datetime.date):
-        raise ConfigError(f"{name}={value!r} must be a date, such as datetime.date(2026, 11, 20)")
 
 
 def check_kind(name: str, value: object, kind: type) -> None:

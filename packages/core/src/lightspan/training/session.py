@@ -144,7 +144,7 @@ class Session:
             advice = "once that is mended, go on with resume=True (--resume)"
             if isinstance(error, ConfigError):
                 advice += "; a changed setting (optimize=) needs another folder"
-            self.reporter.line(f"ended by an error; {keeps}: {advice} (docs/troubleshooting.md)")
+            self.reporter.line(f"ended by an error; {keeps}: {advice}")
 
     # --- opening --------------------------------------------------------------------------
     def prepare(self, *, resume: bool, training: bool = True) -> FitResult | None:

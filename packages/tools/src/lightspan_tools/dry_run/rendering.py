@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from lightspan.errors import PAGE, page_of
 from lightspan.lightning.rollout_checks import WAY_OUT
 from lightspan.progress import duration, plural
 
@@ -22,7 +23,7 @@ def render(report: model.DevReport) -> str:
     """Return the report as text; empty sections are omitted."""
     sections = [
         _head(report),
-        [f"! {warning} (docs/troubleshooting.md)" for warning in report.warnings],
+        [f"! {warning} ({page_of(warning) or PAGE})" for warning in report.warnings],
         _agents(report.agents, trains=bool(report.models)),
         _uncaptured(report),
         _overrides(report),

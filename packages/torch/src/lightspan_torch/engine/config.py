@@ -10,12 +10,18 @@ import msgspec
 
 from lightspan.errors import ConfigError
 from lightspan.protocols.engine import EngineRequest, ModelSize, ToolParserName
-from lightspan.schema.validation import check_choice, check_date, check_whole
+from lightspan.schema.validation import check_choice, check_whole
 
 if TYPE_CHECKING:
     from lightspan_torch.engine.transformers import TransformersEngine
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+def check_date(name: str, value: object) -> None:
+    """Raise `ConfigError` unless the value is a date."""
+    if not isinstance(value, datetime.date):
+        raise ConfigError(f"{name}={value!r} must be a date, such as datetime.date(2026, 11, 20)")
 
 
 class Transformers(msgspec.Struct, frozen=True, kw_only=True):

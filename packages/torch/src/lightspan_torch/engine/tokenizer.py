@@ -30,7 +30,7 @@ from lightspan.schema.genai_messages import (
     joined_text,
 )
 from lightspan.schema.media import is_media, is_reference
-from lightspan.schema.validation import check_date
+from lightspan_torch.engine.config import check_date
 from lightspan_torch.engine.hub import cannot_load, locate
 
 log = logging.getLogger(__name__)
