@@ -537,7 +537,8 @@ def calls_are_rejected(train: Sequence[Line]) -> str:
     """Return the text of an alert if many calls of the agents to train are rejected; else ""."""
     start = "calls/rejected:"
     rejected = Counter({k.removeprefix(start): v for k, v in train[-1].items() if start in k})
-    del rejected["unscored"]  # the step's line counts these rollouts
+    for name in ("unscored", "target_kl"):  # the step's output tells these
+        del rejected[name]
     total = rejected.total() + train[-1].get("calls/trained", 0)
     if rejected.total() <= MANY_REJECTED * total:
         return ""
