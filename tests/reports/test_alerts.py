@@ -297,7 +297,7 @@ def test_a_slow_rise_of_failures_has_an_alert(groups: int) -> None:
     assert steps[15] <= 130  # at a third of the tasks, or earlier
     [first] = alerts[0]
     assert first.text.startswith("the app fails more often: ")
-    assert f" % of the rollouts in steps 1 to {first.step // 2}, " in first.text
+    assert " % of the rollouts in steps 1 to " in first.text
 
 
 @pytest.mark.parametrize(

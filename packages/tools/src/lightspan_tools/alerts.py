@@ -655,7 +655,7 @@ def calls_are_rejected(train: Sequence[Line]) -> str:
     """Return the text of an alert if many calls of the agents to train are rejected; else ""."""
     start = "calls/rejected:"
     rejected = Counter({k.removeprefix(start): v for k, v in train[-1].items() if start in k})
-    for name in ("unscored", "target_kl"):  # the step's output tells these
+    for name in ("unscored", "target_kl"):  # the step's output counts these
         del rejected[name]
     total = rejected.total() + train[-1].get("calls/trained", 0)
     if rejected.total() <= MANY_REJECTED * total:
@@ -696,7 +696,7 @@ def _failures_rise(windows: _Windows) -> str:
 def _failures_have_risen(sums: _FailureSums) -> str:
     """Return the text of an alert if failures have become more frequent since the start; else "".
 
-    This finds a slow rise, which no two windows of a few steps tell.
+    This finds a slow rise, which is too small between two windows of a few steps.
     """
     size = sums.rise()
     return _rise_text(sums.lines[:size], sums.lines[size:]) if size else ""

@@ -256,8 +256,8 @@ class LightningRL(LightningSettings, Algorithm):
         critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). With `grpo`,
             `rloo` and `dr_grpo`, a call is compared with a mixture of its group and the critic,
             fitted to earlier steps (`lightspan.lightning.mixture`). It is unbiased, and has
-            less noise in some apps; `grpo` then divides by the batch's standard deviation. None for
-            no critic.
+            less noise in some apps; `grpo` then divides by the batch's standard deviation, not the
+            group's. None for no critic.
         weight: weight of a rollout's tokens in the loss: `rollout`, `transition` or `token`; None
             for `rollout` or, with `dr_grpo`, `token`.
         token_constant: divisor of the loss with `weight="token"`, in addition to the number of

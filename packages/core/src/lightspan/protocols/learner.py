@@ -232,6 +232,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
     """Rate of the matrices that `muon` trains."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
+    """Decay of matrices; norms and biases do not decay."""
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     decay_steps: int | None = None
@@ -267,8 +268,9 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     learning_rate: float = 0.2
-    """Maximum change of a value per step, in standard deviations of the targets; falls to 0 over
-    the `steps` of each update. A rate of Adam as for the policy would depend on the model, because
+    """Change of a value per step, in standard deviations of the targets, at most this for a call
+    whose state differs from the mean state by one standard deviation in each dimension, and more in
+    proportion to that difference; falls to 0 over the `steps` of each update. A rate of Adam as for the policy would depend on the model, because
     a step of Adam changes a value by the rate times the hidden size."""
     steps: int = 12
     """AdamW steps per update, each on all stored calls."""

@@ -255,7 +255,7 @@ class Outcomes(NamedTuple):
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
         items = [(key, value) for line in lines for key, value in line.items() if is_number(value)]
         calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
-        apart = (":unscored", ":target_kl", _UNDELIVERED)  # told elsewhere
+        apart = (":unscored", ":target_kl", _UNDELIVERED)  # counted elsewhere
         rejected = sum(v for k, v in calls if not k.endswith(apart))
         undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
         silent, repeats = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
