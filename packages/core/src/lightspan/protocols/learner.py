@@ -268,10 +268,10 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     learning_rate: float = 0.2
-    """Change of a value per step, in standard deviations of the targets, at most this for a call
-    whose state differs from the mean state by one standard deviation in each dimension, and more in
-    proportion to that difference; falls to 0 over the `steps` of each update. A rate of Adam as for the policy would depend on the model, because
-    a step of Adam changes a value by the rate times the hidden size."""
+    """Maximum change of a value per step, in standard deviations of the targets, for a call whose
+    state is one standard deviation from the mean in each dimension; it grows with this distance. It
+    falls to 0 over the `steps` of each update. A rate of Adam as for the policy would depend on the
+    model, because a step of Adam changes a value by the rate times the hidden size."""
     steps: int = 12
     """AdamW steps per update, each on all stored calls."""
     batches: int = 6
