@@ -194,22 +194,21 @@ def test_a_reward_that_stays_as_it_is_hardly_ever_has_an_alert(groups: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", [0.01, 0.02, 0.03, 0.05])
 @pytest.mark.parametrize("groups", [4, 16])
-def test_rare_rewards_that_stay_have_an_alert_in_at_most_one_percent(
-    mean: float, groups: int
-) -> None:
-    """Check tasks of which few succeed at all: their rates are of a beta distribution."""
-    alerts, runs = 0, 200
+def test_rare_rewards_that_stay_have_an_alert_in_at_most_one_percent(groups: int) -> None:
+    """Check tasks of which few succeed at all: their rates are of a beta distribution.
+
+    Their mean is one, two, three and five per cent.
+    """
+    alerts, runs = 0, 400
     for run in range(runs):
-        rng = random.Random(run)
-        monitor = AlertMonitor()
+        rng, monitor = random.Random(run), AlertMonitor()
+        failures = 0.3 * (1 / (0.01, 0.02, 0.03, 0.05)[run % 4] - 1)
         for step in range(1, 301):
-            rates = [rng.betavariate(0.3, 0.3 * (1 - mean) / mean) for _ in range(groups)]
+            rates = [rng.betavariate(0.3, failures) for _ in range(groups)]
             counts = [[float(rng.random() < rate) for _ in range(8)] for rate in rates]
-            alerts += sum(
-                alert.name == "reward_falls" for alert in monitor.step(line(step, counts))
-            )
+            names = [alert.name for alert in monitor.step(line(step, counts))]
+            alerts += names.count("reward_falls")
     assert alerts <= 0.01 * runs
 
 

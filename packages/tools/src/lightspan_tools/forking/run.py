@@ -417,8 +417,11 @@ def _loss(
 
 
 def _advice(points: Sequence[ForkPoint]) -> str:
-    """Return from which calls a rollout can be continued, as the end of a sentence."""
-    numbers = [str(point.number) for point in points if point.call and not point.refusal]
+    """Return from which calls a rollout can be continued, as the end of a sentence.
+
+    The last of `points` is the end of the rollout.
+    """
+    numbers = [str(point.number) for point in points[:-1] if not point.refusal]
     return f". Calls that can: {', '.join(numbers)}" if numbers else ". No other call can"
 
 
