@@ -215,7 +215,7 @@ def test_rare_rewards_that_stay_have_an_alert_in_at_most_one_percent(groups: int
 def test_a_reward_that_is_lost_in_the_first_step_has_an_alert() -> None:
     """Check the training rewards of a run whose first updates moved the policy by a KL of 0.46."""
     alerts = alerts_of([0.23, 0.01, 0.02, 0.07, 0.00, 0.02])
-    assert len(alerts) >= 99
+    assert len(alerts) >= 95
     assert sum(alert.step == 4 for alert in alerts) >= 80
 
 

@@ -37,6 +37,9 @@ compared."""
 MIN_LOSS_SE: Final = 3.5
 """Minimum fall of the reward since the start that raises an alert, in standard errors, in a run of
 at most `MIN_LOSS_STEPS` steps."""
+SKEW: Final = 0.15
+"""Share by which the fall of rare successes has to be larger. Tasks differ in how often they
+succeed, so that numbers of successes are more skewed than those of equal trials."""
 MIN_LOSS_STEPS: Final = 20
 """Number of steps above which the minimum fall since the start grows."""
 MIN_START_GROUPS: Final = 12
@@ -150,7 +153,7 @@ class _RewardSums:
         below. So the fall is tested as one of the shares of successes in two samples of independent
         trials (`_deviance_errors`), with as many trials per step as give the run's mean and
         variance. For rare successes the first steps count half a success less, because successes
-        are whole.
+        are whole, and the result is less by `SKEW`.
 
         Args:
             first: sum of the rewards of the first steps.
@@ -170,7 +173,7 @@ class _RewardSums:
         before = (first - size * low) / width * trials - abs(0.5 - share)
         after = (later - rest * low) / width * trials
         parts = (size * trials, before), (rest * trials, after)
-        return _deviance_errors(*parts)
+        return _deviance_errors(*parts) / (1 + SKEW * abs(1 - 2 * share))
 
     def largest_loss(self) -> _Loss | None:
         """Return the most certain fall of the reward since the start; None if nothing is compared.
