@@ -37,7 +37,7 @@ compared."""
 MIN_LOSS_SE: Final = 3.5
 """Minimum fall of the reward since the start that raises an alert, in standard errors, in a run of
 at most `MIN_LOSS_STEPS` steps."""
-SKEW: Final = 0.15
+SKEW: Final = 0.12
 """Share by which the fall of rare successes has to be larger. Tasks differ in how often they
 succeed, so that numbers of successes are more skewed than those of equal trials."""
 MIN_LOSS_STEPS: Final = 20
