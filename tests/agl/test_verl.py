@@ -117,6 +117,7 @@ def test_the_tutorials_configuration() -> None:
             "loss",
             PolicyLoss(clip_high=0.3, kl=0.01, kl_estimator="k3"),
         ),
+        ({"arr__actor__kl_loss_type": "mse"}, "loss", PolicyLoss(clip_high=0.3)),
         (
             {
                 "arr__actor__clip_ratio": 0.1,
@@ -161,7 +162,6 @@ def test_keys_become_arguments_of_the_trainer() -> None:
     )
     assert plan.trainer == {
         "steps": 7,
-        "epochs": 2,
         "checkpoint_every": 2,
         "folder": "runs/x",
         "device": "cpu",

@@ -73,7 +73,7 @@ async def test_mismatches_are_rejected_with_their_reason(algorithm: LightningRL)
         ("bad", Rejection.GRAMMAR_MISMATCH),
         ("other", Rejection.OTHER_POLICY),
     ]
-    text = "its tokens do not follow its grammar as the learner compiles it"
+    text = "its tokens break its grammar as the learner compiles it"
     assert coverage.entries[2].reason == text
     assert world.kept == {("at-1", "bad", 0): "token 3 is not allowed"}
     assert world.notes == [

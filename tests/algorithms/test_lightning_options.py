@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from lightspan import (
@@ -85,7 +86,7 @@ def test_mapping_names_and_describes_policies() -> None:
         ({"target_kl": 0}, "target_kl=0 must be .*above 0"),
         (
             {"target_kl": 0.05},
-            r"target_kl=0.05 skips .* first, and minibatches=1 has none",
+            r"target_kl=0.05 skips minibatches after the first, and minibatches=1 has none: raise",
         ),
         (
             {"target_kl": 0.05, "minibatches": 2, "replay": Replay()},
@@ -120,6 +121,13 @@ def test_mapping_names_and_describes_policies() -> None:
             {"critic": Critic(), "estimator": "reinforce++"},
             "critic= applies to estimator=\"ppo\", and to .*: not to 'reinforce\\+\\+' with",
         ),
+        ({"estimator": "ppo", "critic": False}, 'critic=False: estimator="ppo" needs a critic: le'),
+        ({"credit": "critic", "estimator": "ppo", "critic": False}, "critic=False: estimator="),
+        (
+            {"critic": Critic(warmup=9)},
+            "Critic: warmup=9 has no effect with lambda 1: set lam= below 1 too",
+        ),
+        ({"estimator": "ppo", "critic": Critic(lam=1, warmup=9)}, "Critic: warmup=9 has no effect"),
         ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
         ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
         ({"credit": "family"}, "credit family applies only to estimator='rloo', not 'grpo'"),
@@ -196,6 +204,36 @@ def test_mapping_names_and_describes_policies() -> None:
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LightningRL(MODEL, **options)
+
+
+def test_a_critic_is_told_at_the_start() -> None:
+    def lines(**options: Any) -> list[str]:
+        return LightningRL(MODEL, learning_rate=1e-3, **options).describe_choices()
+
+    start = "critic=: calls are compared with what a critic expects too (lambda "
+    assert lines() == []
+    assert lines(critic=True) == [f"{start}1)"]
+    later = [f"{start}0.95, 1 until its values are trusted)"]
+    assert lines(estimator="ppo") == lines(critic=Critic(lam=0.95, warmup=9)) == later
+
+
+def test_settings_that_were_stored_can_be_read_back() -> None:
+    """Check that reading all fields of settings, also those without effect, is no error."""
+    for settings in (
+        PolicyLoss(),
+        PolicyLoss(form="gspo", correction="off"),
+        PolicyLoss(kl=0.1, kl_estimator="k2"),
+        Optimizer(),
+        Optimizer(name="muon", muon_learning_rate=0.1),
+        Critic(),
+        LightningRL(MODEL, critic=True).critic,
+        LightningRL(MODEL, estimator="ppo", critic=Critic(warmup=9)).critic,
+        Replay(groups=3),
+    ):
+        stored = msgspec.json.encode(settings)
+        assert msgspec.json.decode(stored, type=type(settings)) == settings
+    critic = LightningRL(MODEL, critic=Critic()).critic
+    assert LightningRL(MODEL, critic=critic).critic == critic
 
 
 SEQUENCE = PolicyLoss(importance_cap=2.0, importance_level="sequence")

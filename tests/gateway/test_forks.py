@@ -24,6 +24,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.routing import Route, Routing, Target
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
+from lightspan_gateway.forks import likely_cause
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.gateway_suite import POLICY, TOOLS, Rig, make_rig
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
@@ -333,6 +334,27 @@ def clock(texts: list[str]) -> App:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "is_order"),
+    [
+        ("tools: add, mul. Go on", "tools: mul, add. Go on", True),
+        ("{'b', 'a'}", "{'a', 'b'}", True),
+        ("{'a': 'x', 'b': 'y'}", "{'b': 'y', 'a': 'x'}", True),
+        ("- a big cat\n- a dog", "- a dog\n- a big cat", True),
+        ("x > y", "x < y", False),
+        ("is x above y?", "is y above x?", False),
+        ("yes, not no", "no, not yes", False),
+        ("{'a': 'x', 'b': 'y'}", "{'a': 'y', 'b': 'x'}", False),
+        ("add, mul", "add mul", False),
+        ("add, mul", "add; mul", False),
+    ],
+)
+def test_an_order_is_named_only_where_the_sorted_parts_are_equal(
+    before: str, after: str, is_order: bool
+) -> None:
+    assert likely_cause(before, after).startswith("an order") is is_order
+
+
+@pytest.mark.parametrize(
     ("texts", "cause"),
     [
         (["14:03:11", "14:07:12"], "a time of day"),
@@ -433,7 +455,8 @@ async def test_calls_in_another_order_depart_at_once(store: Store) -> None:
         parent = await run(rig, app)
         child = await run(rig, app, Fork(attempt_id=parent.attempt_id))
         assert (
-            "call 3 came before call 2: an order of calls such as that of a set" in child.departed
+            "call 3 came where call 2 was: the app left calls out, or made them in another order"
+            in child.departed
         )
 
 

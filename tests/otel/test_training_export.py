@@ -18,6 +18,7 @@ from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
+from lightspan.training.folder import RunFolder
 from lightspan.training.session import Session
 from lightspan_otel import attribute_names as a, span_exporter as module, training_export
 from lightspan_otel.span_exporter import ExportHandle
@@ -53,8 +54,9 @@ def sending() -> ExportHandle:
     return found
 
 
-def trained(folder: Path, tiny: Path, apps: Any, reporter: SilentReporter) -> None:
-    algorithm = LightningRL(tiny, optimize="writer", frozen="base", group_size=4, tasks_per_step=2)
+def trained(folder: Path, tiny: Path, apps: Any, reporter: SilentReporter, **options: Any) -> None:
+    settings: dict[str, Any] = {"frozen": "base", "group_size": 4, "tasks_per_step": 2, **options}
+    algorithm = LightningRL(tiny, optimize="writer", **settings)
     trainer = Trainer(algorithm, steps=1, folder=folder, reporter=reporter)
     trainer.fit(apps.two, [{"q": "a"}, {"q": "b"}])
 
@@ -96,6 +98,17 @@ def test_a_training_is_sent_with_rewards_advantages_and_agents(
     told = {str(span.attributes[c.AGENT_PATH]): a.ADVANTAGE in span.attributes for span in calls}
     assert told["writer"] is True
     assert [path for path, is_told in told.items() if is_told] == ["writer"]
+
+
+def test_calls_of_skipped_minibatches_are_sent_without_an_advantage(
+    backend: Backend, tmp_path: Path, tiny: Path, apps: Any
+) -> None:
+    options = {"minibatches": 8, "target_kl": 1e-12}
+    trained(tmp_path / "desk", tiny, apps, SilentReporter(), **options)
+    [line] = RunFolder(tmp_path / "desk").metrics()
+    annotated = [span for span in backend.spans() if a.ADVANTAGE in span.attributes]
+    assert line["learner/kl_skipped"] > 0
+    assert len(annotated) == line["calls/trained"]
 
 
 def test_a_step_that_is_interrupted_is_sent_too(

@@ -193,10 +193,29 @@ def test_a_reward_that_stays_as_it_is_hardly_ever_has_an_alert(groups: int) -> N
     assert len(alerts_of([0.5] * 30, runs=400, groups=groups)) <= 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [4, 16])
+def test_rare_rewards_that_stay_have_an_alert_in_at_most_one_percent(groups: int) -> None:
+    """Check tasks of which few succeed at all: their rates are of a beta distribution.
+
+    Their mean is one, two, three and five per cent.
+    """
+    alerts, runs = 0, 400
+    for run in range(runs):
+        rng, monitor = random.Random(run), AlertMonitor()
+        failures = 0.3 * (1 / (0.01, 0.02, 0.03, 0.05)[run % 4] - 1)
+        for step in range(1, 301):
+            rates = [rng.betavariate(0.3, failures) for _ in range(groups)]
+            counts = [[float(rng.random() < rate) for _ in range(8)] for rate in rates]
+            names = [alert.name for alert in monitor.step(line(step, counts))]
+            alerts += names.count("reward_falls")
+    assert alerts <= 0.01 * runs
+
+
 def test_a_reward_that_is_lost_in_the_first_step_has_an_alert() -> None:
     """Check the training rewards of a run whose first updates moved the policy by a KL of 0.46."""
     alerts = alerts_of([0.23, 0.01, 0.02, 0.07, 0.00, 0.02])
-    assert len(alerts) == 100
+    assert len(alerts) >= 95
     assert sum(alert.step == 4 for alert in alerts) >= 80
 
 
@@ -239,6 +258,7 @@ def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None
     assert not failing([0.4] * 6 + [0.1] * 6)
     assert not failing([0.0] * 6 + [0.04] * 6)
     assert len(failing([0.1] * 200 + [0.7] * 6)) == 1
+    assert not failing([0.1] * 30 + [0.6] * 2 + [0.1] * 30)
     [text] = failing([0.4] * 6 + [0.8] * 6)
     assert text.startswith("the app fails more often: 40 % of the rollouts in steps 1 to 3, 80 % ")
 
@@ -250,6 +270,35 @@ def test_an_app_that_comes_to_fail_is_noticed_in_training_and_held_out() -> None
     assert "on 101 of 256 at step 0, on 210 of 256 now" in alert.text
 
 
+def failing_steps(
+    rng: random.Random, chances: Sequence[float], groups: int = 16
+) -> list[dict[str, Any]]:
+    """Return lines of metrics whose tasks fail with a chance per step, in all eight rollouts."""
+    return [
+        {
+            "kind": "train",
+            "step": step,
+            "rollouts": 8 * groups,
+            "failed": 8 * sum(rng.random() < chance for _ in range(groups)),
+            "batch/groups": groups,
+        }
+        for step, chance in enumerate(chances, 1)
+    ]
+
+
+@pytest.mark.parametrize("groups", [8, 16])
+def test_a_slow_rise_of_failures_has_an_alert(groups: int) -> None:
+    """Check failures that rise from a tenth to a half within 200 steps."""
+    chances = [0.1 + 0.4 * step / 200 for step in range(200)]
+    alerts = [read(failing_steps(random.Random(run), chances, groups)) for run in range(30)]
+    assert [[alert.name for alert in each] for each in alerts] == [["failures_rise"]] * 30
+    steps = sorted(alert.step for [alert] in alerts)
+    assert steps[15] <= 130  # at a third of the tasks, or earlier
+    [first] = alerts[0]
+    assert first.text.startswith("the app fails more often: ")
+    assert " % of the rollouts in steps 1 to " in first.text
+
+
 @pytest.mark.parametrize(
     ("steps", "runs"), [(30, 100), (100, 100), pytest.param(300, 100, marks=pytest.mark.slow)]
 )
@@ -258,14 +307,9 @@ def test_an_app_that_fails_as_often_as_before_hardly_ever_has_an_alert(
     steps: int, runs: int, chance: float
 ) -> None:
     """Check tasks of which a constant share fails, each in all eight rollouts."""
-    rng, alerts = random.Random(steps), 0
-    for _ in range(runs):
-        monitor = AlertMonitor()
-        for step in range(steps):
-            failed = 8 * sum(rng.random() < chance for _ in range(16))
-            counts = {"rollouts": 128, "failed": failed, "batch/groups": 16}
-            alerts += len(monitor.step({"kind": "train", "step": step, **counts}))
-    assert alerts <= 0.02 * runs
+    rng = random.Random(steps)
+    alerts = sum(len(read(failing_steps(rng, [chance] * steps))) for _ in range(runs))
+    assert alerts <= 0.01 * runs
 
 
 @pytest.mark.parametrize(("count", "runs"), [(10, 400), (20, 400), (50, 400)])

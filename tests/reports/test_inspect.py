@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from pathlib import Path
@@ -129,8 +130,52 @@ def test_calls_of_skipped_minibatches_are_told(
     assert line["learner/rows"] < line["batch/rows"]
     assert "so 1 of 2 updates were skipped" in capsys.readouterr().out
     shown = [inspect_run(folder, name) for name in _rollouts(folder)]
-    skipped = ["target_kl skipped its minibatch" in text for text in shown]
+    skipped = ["rejected target_kl skipped its minibatch: the policy had" in text for text in shown]
     assert sum(skipped) == line["batch/rows"] - line["learner/rows"]
+    counted = line["calls/rejected:target_kl"]
+    assert counted > 0
+    [counts] = re.findall("coverage of calls: (.*)", inspect_run(folder))
+    count = line["calls/trained"]
+    assert {*counts.split(", ")} >= {f"trained {count:.0f}", f"rejected:target_kl {counted:.0f}"}
+    rows = tmp_path / "rows"
+    with rows.open("wb") as stream:
+        export_run(folder, "transitions", stream)
+    exported = [json.loads(row) for row in rows.read_text().splitlines()]
+    left_out = [row for row in exported if row["verdict"] == "rejected"]
+    assert len(left_out) == counted == sum(row["token_weight"] == 0 for row in exported)
+    assert {row["reason"] for row in left_out} == {
+        "target_kl skipped its minibatch: the policy had moved further"
+    }
+
+
+def test_a_critic_and_the_share_of_replayed_rows_are_start(tmp_path: Path) -> None:
+    """Check that a step counts by its rows, and that old settings of a critic can be read."""
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    run.release()
+    asyncio.run(_empty_store(run.store_url))
+    config = {"algorithm": "lightning_rl", "run_id": "run-x", "model": "m"}
+    run.write_config({**config, "critic": {"lam": 1.0, "warmup": 9}})
+    start = "critic=: calls are compared with what a critic expects too (lambda "
+    assert f"\n{start}1)\n" in inspect_run(run.path)
+    for step, (rows, share) in enumerate(((90.0, 0.1), (10.0, 0.5), (0.0, 0.0)), 1):
+        line = {"kind": "train", "step": step, "rollouts": 8, "batch/rows": rows}
+        more = {"replay/groups": int(share > 0), "replay/age": 2.0, "replay/row_share": share}
+        run.add_metrics({**line, **more, "learner/lambda": 0.9, "learner/explained_variance": 0.25})
+    run.write_config({**config, "critic": {"lam": 0.9, "warmup": 9}})
+    text = inspect_run(run.path)
+    assert (
+        f"\n{start}0.9, 1 until its values are trusted); in step 3 lambda 0.9, explained variance "
+        "0.25\n"
+    ) in text
+    assert "replay: 2 groups trained again, after 2.0 steps on average, 14 % of the rows\n" in text
+    run.write_config(config)
+    assert "critic=" not in inspect_run(run.path)
+
+
+async def _empty_store(url: str) -> None:
+    async with open_store(url):
+        pass
 
 
 def test_run_shows_agents_coverage_and_evaluations(one_step: tuple[Path, list[Row]]) -> None:

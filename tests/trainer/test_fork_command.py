@@ -148,12 +148,18 @@ def test_continuations_of_one_call(
         "continuations": 5,
         "departed": 0,
         "sampled_calls": 15,
+        "endpoint_calls": 0,
         "repeated_calls": 15,
         "generated_tokens": sum(row["tokens"] for row in point["continuations"]),
         "repeated_tool_calls": 15,
     }
     shown = inspect_run(forks.path)
     assert "5 rollouts, 5 of them forks or replays" in shown
+    assert "\ncontinuations by lightspan fork, which train nothing\n" in shown
+    assert "coverage of calls: rejected:mode_not_train 15, rejected:replayed 15\n" in shown
+    one = inspect_run(forks.path, point["continuations"][0]["rollout_id"])
+    assert "rejected the rollout was not made for training" in one
+    assert ": trained" not in one
     report = as_json(capsys, run.path, episode.rollout_id, call.call_id[-10:], "-n", 1)
     assert report["points"][0]["call"]["number"] == 4
 
@@ -329,10 +335,37 @@ def test_a_refused_call(
         name = rollouts(run)[0].rollout_id
         status, _, err = forked(capsys, run.path, name, 4)
         assert status == 1
-        assert f"rollout {name} cannot be continued from call 4: it is not a call of" in err
-        assert 'frozen="base"' in err
-        report = as_json(capsys, run.path, name, 3, "-n", 1)
-        assert report["points"][0]["continuations"][0]["sampled"] == 1
+        assert f"rollout {name} cannot be continued from call 4: it did not pass the gateway" in err
+        assert (
+            'serve its agent there (frozen="base" or frozen=LLM(…)) and run the task again' in err
+        )
+        assert err.rstrip().endswith("Calls that can: 1, 2, 3")
+        report = as_json(capsys, run.path, name, 3, "-n", 2)
+        counts = [(row["sampled"], row["endpoint"]) for row in report["points"][0]["continuations"]]
+        assert counts == [(1, 1)] * 2
+        assert report["totals"]["endpoint_calls"] == 2
+
+
+def test_calls_to_endpoints_are_counted_apart(
+    tiny: Path, apps: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check forks before and at the call of a frozen agent that an endpoint answers."""
+    from lightspan import LLM
+
+    with ScriptedServer("scripted help") as server:
+        options = {"optimize": "writer", "frozen": LLM(base_url=server.url, model="m")}
+        tasks = [{"q": f"question {number}"} for number in range(2)]
+        run = trained(tmp_path / "run", tiny, apps.converses, tasks, group_size=2, **options)
+        name = rollouts(run)[0].rollout_id
+        for call, sampled in ((2, 2), (4, 0)):
+            report = as_json(capsys, run.path, name, call, "-n", 2)
+            rows = report["points"][0]["continuations"]
+            assert [(row["sampled"], row["endpoint"]) for row in rows] == [(sampled, 1)] * 2
+            assert [row["repeated"] for row in rows] == [call - 1] * 2
+            totals = report["totals"]
+            assert (totals["sampled_calls"], totals["endpoint_calls"]) == (2 * sampled, 2)
+        _, out, _ = forked(capsys, run.path, name, 2, "-n", 1)
+        assert "tokens sampled, 1 calls to endpoints of frozen agents; 1 calls repeated" in out
 
 
 def test_ctrl_c_keeps_what_has_ended(run: RunFolder, apps: Any, tmp_path: Path) -> None:

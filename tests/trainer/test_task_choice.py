@@ -112,8 +112,9 @@ def test_inspect_describes_both_in_a_line(
     out = capsys.readouterr().out
     lines = whole.metrics()
 
-    def share(key: str) -> str:
-        return f"{100 * sum(line[key] for line in lines) / len(lines):.0f} %"
+    def share(key: str, of: str = "rollouts") -> str:
+        total = sum(line[of] for line in lines)
+        return f"{100 * sum(line[key] * line[of] for line in lines) / total:.0f} %"
 
     assert (
         f"tasks='adaptive': {share('tasks/zero_gradient')} of groups had no gradient (predicted "
@@ -122,7 +123,7 @@ def test_inspect_describes_both_in_a_line(
     ) in out
     groups = sum(line["replay/groups"] for line in lines)
     assert f"replay: {groups} groups trained again, " in out
-    assert f"{share('replay/row_share')} of the rows\n" in out
+    assert f"{share('replay/row_share', 'batch/rows')} of the rows\n" in out
 
 
 def test_adaptive_tasks_work_with_overlap_and_a_kill(tiny: Path, tmp_path: Path) -> None:

@@ -359,6 +359,7 @@ def test_a_store_of_one_process_is_refused(apps: Any, rl: Make, tmp_path: Path, 
     [
         ({"steps": -1}, "steps=-1 must be at least 0"),
         ({"epochs": 0}, "epochs=0 must be a finite number above 0"),
+        ({"epochs": 2, "steps": 9}, "epochs=2 has no effect with steps=: give one of them"),
         ({"checkpoint_every": 0}, "checkpoint_every=0 must be at least 1"),
         ({"validate_every": 0}, "validate_every=0 must be at least 1"),
         ({"lease_s": 1e300}, "lease_s=1e.300 must be a finite number above 0 and at most 1e.09"),

@@ -40,7 +40,14 @@ ODD = "a\x07b\x7fc\x85\ud83d".encode("utf-8", "replace").decode() + "\n  d"
 def point(number: int, rewards: list[float], *, again: bool = False) -> PointReport:
     rows = tuple(
         Continuation(
-            rollout_id=f"f-{n}", reward=r, answer=ODD, sampled=2, repeated=3, tokens=8, tools=1
+            rollout_id=f"f-{n}",
+            reward=r,
+            answer=ODD,
+            sampled=2,
+            endpoint=1,
+            repeated=3,
+            tokens=8,
+            tools=1,
         )
         for n, r in enumerate(rewards)
     )
@@ -86,6 +93,7 @@ def test_json_is_ascii_and_exact() -> None:
         "continuations": 4,
         "departed": 0,
         "sampled_calls": 8,
+        "endpoint_calls": 4,
         "repeated_calls": 12,
         "generated_tokens": 32,
         "repeated_tool_calls": 4,
@@ -129,12 +137,12 @@ def test_what_is_said_of_a_loss_at_the_end() -> None:
 
 @pytest.mark.parametrize(
     ("open_calls", "advice"),
-    [(2, "; fork at call 2 or earlier"), (1, "; fork at call 1 or earlier"), (0, "")],
+    [(2, ". Calls that can: 1, 2"), (1, ". Calls that can: 1"), (0, ". No other call can")],
 )
 def test_which_call_is_advised_after_a_refused_one(open_calls: int, advice: str) -> None:
     refusals = ["" if number <= open_calls else "no answer" for number in range(1, 5)]
     points = [ForkPoint("r", "a", None, n, (), why) for n, why in enumerate(refusals, start=1)]
-    assert _advice(points, points[2]) == advice
+    assert _advice(points) == advice
 
 
 @pytest.mark.parametrize(

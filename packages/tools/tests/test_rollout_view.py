@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from lightspan.lightning.episode import build_episode
@@ -33,9 +34,13 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
     both = (bound, truncated)
 
     def rejections(
-        *explained: str, supported: Sequence[Rejection] = (), is_explained: bool = True
+        *explained: str,
+        supported: Sequence[Rejection] = (),
+        is_explained: bool = True,
+        weight: float = 1.0,
     ) -> list[Rejection | None]:
-        explanations: Any = dict.fromkeys(f"at-1/{call_id}/0" for call_id in explained)
+        why = SimpleNamespace(token_weight=weight)
+        explanations: Any = {f"at-1/{call_id}/0": why for call_id in explained}
         coverage = _trained_coverage(
             judge, explanations, {}, supported=supported, is_explained=is_explained
         )
@@ -46,6 +51,8 @@ def test_what_an_update_learned_from_was_trained_also_under_a_grammar() -> None:
     assert rejections("plain", supported=both) == [None, unused, unused, unused, unused]
     learned = rejections("plain", "grammar", "truncated")
     assert learned == [None, unused, None, bound, None]
+    # an update that `target_kl` skipped
+    assert rejections("plain", weight=0.0)[:2] == [Rejection.TARGET_KL, unused]
     # a step that says that it learned from nothing, as one that searched for prompts
     assert rejections() == [unused, unused, bound, bound, truncated]
     assert rejections(supported=both) == [unused] * 5

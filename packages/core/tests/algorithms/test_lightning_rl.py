@@ -168,7 +168,8 @@ async def test_a_step_stops_where_the_policy_has_moved_far_enough(
 
     After update j of four, each of which adds 0.1 to all log-probabilities, it is
     exp(0.1 j) - 1 - 0.1 j: .0052, .0214, .0499, .0918. So 0.05 is passed by the last update only,
-    and 0.03 by the third. Calls of skipped minibatches are explained with weight 0.
+    and 0.03 by the third. Calls of skipped minibatches are explained with weight 0, and are counted
+    as rejected by a reason of their own.
     """
     world: Any = Scripted([VARIES, VARIES])
     options = {"group_size": 2, "tasks_per_step": 2, "minibatches": 4, "target_kl": target}
@@ -177,6 +178,8 @@ async def test_a_step_stops_where_the_policy_has_moved_far_enough(
     moved = math.expm1(0.1 * updates) - 0.1 * updates
     assert metrics["learner/approx_kl"] == pytest.approx(moved)
     assert metrics.get("learner/kl_skipped") == skipped
+    assert metrics["calls/trained"] == updates
+    assert metrics.get("calls/rejected:target_kl", 0) == (skipped or 0)
     trained = {f"at-{rollout[3:]}" for (rollout,) in world.updated}
     weights = {key[0]: why.token_weight for key, why in world.explained.items()}
     assert len(weights) == 4
@@ -370,6 +373,9 @@ def test_the_summary_has_one_text_on_engine_and_learner() -> None:
     ]
     text = "engine and learner differ by 0.02 nats a token, 2 % truncated, 2 % masked"
     assert mismatch_text([*lines, {"kind": "eval"}]) == text
+    weighted = [{**line, "batch/trained_tokens": n} for line, n in zip(lines, (300.0, 100.0))]  # noqa: B905
+    text = "engine and learner differ by 0.015 nats a token, 1.5 % truncated, 1.5 % masked"
+    assert mismatch_text(weighted) == text
     same = [{"kind": "train", "learner/engine_ratio_mean": 1e-6, "learner/engine_ratio_max": 1e-5}]
     assert mismatch_text(same) == mismatch_text([]) == ""
 

@@ -92,6 +92,40 @@ async def test_metrics_name_the_replayed_groups() -> None:
     assert (second["batch/scored"], second["batch/groups"], second["batch/rows"]) == (8, 2, 8)
 
 
+@pytest.mark.parametrize("kind", ["unscored", "damaged", "rejected"])
+async def test_no_update_consists_of_replayed_rollouts_alone(kind: str) -> None:
+    """Check steps in which no call of a new rollout can be trained.
+
+    Their group is not replayed then: it keeps its turn, and is replayed in the next step. A step
+    whose new group is scored but equal replays, because its rollouts count in the loss.
+    """
+    world: Any = World([RARE, (None,) * 4 if kind == "unscored" else HALF, NONE])
+    new = world.rollouts
+
+    async def rollouts(*args: Any) -> list[Episode]:
+        episodes = await new(*args)
+        if world.step != 2 or kind == "unscored":
+            return list(episodes)
+        if kind == "damaged":
+            return [replace(one, capture_errors=("lost",)) for one in episodes]
+        calls = [msgspec.structs.replace(one.calls[0], record=None) for one in episodes]
+        return [replace(one, calls=(call,)) for one, call in zip(episodes, calls, strict=True)]
+
+    world.rollouts = rollouts
+    algorithm = learner()
+    algorithm._was_scored = algorithm._was_computed = True
+    first, second, third = await steps(algorithm, world, 3)
+    withheld = [line["replay/withheld"] for line in (first, second, third)]
+    groups = [line["replay/groups"] for line in (first, second, third)]
+    assert (withheld, groups) == ([0, 1, 0], [0, 0, 1])
+    assert "learner/approx_kl" not in second
+    assert world.updated == [[f"ro-g0-{member}" for member in range(4)]] * 2
+    assert world.notes == [
+        "replay: 1 group not trained again, because no call of the step's new rollouts can be "
+        "trained"
+    ]
+
+
 async def test_without_replay_each_group_is_trained_once() -> None:
     algorithm = learner(replay=None)
     world: Any = World([RARE, HALF])
@@ -267,7 +301,8 @@ def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
     [
         ({"groups": 0}, "Replay: groups=0 must be at least 1"),
         ({"max_age": 0}, "Replay: max_age=0 must be at least 1"),
-        ({"size": 0}, "Replay: size=0 must be at least 1"),
+        ({"size": 0, "groups": 1}, r"Replay\(groups=1\): size=0 must be at least 1"),
+        ({"size": 3, "groups": 4}, r"Replay\(groups=4\): size=3 must be at least 4"),
         ({"rare": 0}, "Replay: rare=0"),
         ({"rare": 1.5}, "Replay: rare=1.5"),
     ],

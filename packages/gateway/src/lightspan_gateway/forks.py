@@ -26,10 +26,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightspan.schema import semconv as c
@@ -329,8 +329,8 @@ class Replay:
         later = self.script.later_call(agent_path, body_hash)
         if later:
             return (
-                f"call {self.script.number(later)} came before call {number}: an order of calls "
-                "such as that of a set, or of threads"
+                f"call {self.script.number(later)} came where call {number} was: the app left "
+                "calls out, or made them in another order, such as that of a set or of threads"
             )
         recorded = str(span.attributes[c.AGENT_PATH])
         if recorded != agent_path:
@@ -418,9 +418,38 @@ def likely_cause(before: str, after: str) -> str:
     for cause, pattern in _CAUSES:
         if pattern.sub("#", before) == pattern.sub("#", after):
             return cause
-    if sorted(re.findall(r"\w+", before)) == sorted(re.findall(r"\w+", after)):
+    if _is_reordered(before, after):
         return "an order, such as that of a set, or of results that arrive at once"
     return ""
+
+
+_SEPARATOR: Final = re.compile(r"[\n,;|()\[\]{}]")
+"""What separates the parts of a list in a text."""
+
+
+def _is_reordered(before: str, after: str) -> bool:
+    """Return whether two texts are lists of the same parts, in another order.
+
+    Separators, such as commas, brackets and line ends, separate parts. The words that both texts
+    begin and end with may be outside the list.
+    """
+    words = [re.findall(r"\w+|\W", text) for text in (before, after)]
+    start = _shared(*words)
+    end = _shared(*(each[start:][::-1] for each in words))
+    within = ["".join(each[start : len(each) - end]) for each in words]
+    return sorted(before) == sorted(after) and any(
+        _parts(one) == _parts(two) for one, two in ((before, after), within)
+    )
+
+
+def _shared(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return how many items two sequences begin with in common."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _parts(text: str) -> list[str]:
+    return sorted(part.strip() for part in _SEPARATOR.split(text))
 
 
 def describe_difference(recorded: Mapping[str, Any], body: Mapping[str, Any]) -> str:

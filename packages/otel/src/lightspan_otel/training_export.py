@@ -62,9 +62,13 @@ class TrainingExport:
             self._enqueue(episode, step, {})
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
-        """Keep the advantages of model calls for the next `send`, which adds them to the spans."""
+        """Keep the advantages of model calls for the next `send`, which adds them to the spans.
+
+        Calls with the weight 0, which no update used, have none.
+        """
         if self._waiting:
-            self._advantages |= {key: why.advantage for key, why in explanations.items()}
+            used = ((key, why) for key, why in explanations.items() if why.token_weight)
+            self._advantages |= {key: why.advantage for key, why in used}
 
     def send(self) -> None:
         """Queue the spans that `add` has kept, with the advantages of the step. Never raises."""

@@ -36,7 +36,13 @@ MIN_FALL_STEPS: Final = 10
 """Number of steps above which the minimum fall grows: in a longer run, the best of more windows is
 compared."""
 MIN_LOSS_SE: Final = 3.5
-"""Minimum fall of the reward since the start that raises an alert, in standard errors."""
+"""Minimum fall of the reward since the start that raises an alert, in standard errors, in a run of
+at most `MIN_LOSS_STEPS` steps."""
+SKEW: Final = 0.12
+"""Share by which the fall of rare successes has to be larger. Tasks differ in how often they
+succeed, so that numbers of successes are more skewed than those of equal trials."""
+MIN_LOSS_STEPS: Final = 20
+"""Number of steps above which the minimum fall since the start grows."""
 MIN_START_GROUPS: Final = 12
 """Minimum groups at the start with which later steps are compared."""
 MIN_RISE_SE: Final = 3.8
@@ -129,6 +135,8 @@ class _RewardSums:
         """The lines with a reward and its standard error."""
         self._sums: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
         """For each number of steps, the sums of rewards, squared standard errors and groups."""
+        self._ends = 0.0, 0.0
+        """The lowest and the highest reward of a step, or 0."""
 
     def add(self, line: Line) -> None:
         """Add a line."""
@@ -137,11 +145,41 @@ class _RewardSums:
         self.lines.append(line)
         terms = line["reward"], line["reward_se"] ** 2, line.get("batch/groups", 0)
         self._sums.append(tuple(map(add, self._sums[-1], terms)))
+        self._ends = min(self._ends[0], line["reward"]), max(self._ends[1], line["reward"])
 
     @property
     def variance(self) -> float:
         """Mean squared standard error of the steps' rewards; 0 without steps."""
         return self._sums[-1][1] / max(1, len(self.lines))
+
+    def deviance_errors(self, first: float, size: int, later: float, rest: int) -> float:
+        """Return how certain a fall of the reward is, as a normal variable; 0 if it did not fall.
+
+        A mean of few successes is skewed: it is often far above what is expected, and never far
+        below. So the fall is tested as one of the shares of successes in two samples of independent
+        trials (`_deviance_errors`), with as many trials per step as give the run's mean and
+        variance. For rare successes the first steps count half a success less, because successes
+        are whole, and the result is less by `SKEW`.
+
+        Args:
+            first: sum of the rewards of the first steps.
+            size: number of the first steps.
+            later: sum of the rewards of the later steps.
+            rest: number of the later steps.
+        """
+        low, high = self._ends
+        low = low if low < -1 else -1.0 * (low < 0)
+        # rewards above 1 have no bound that is known: as if it were far away
+        width = 1 - low if high <= 1 else 1e6 * (high - low)
+        share = (self._sums[-1][0] / len(self.lines) - low) / width
+        variance = self.variance / width**2
+        if not variance or not 0 < share < 1:
+            return 0.0
+        trials = share * (1 - share) / variance  # per step
+        before = (first - size * low) / width * trials - abs(0.5 - share)
+        after = (later - rest * low) / width * trials
+        parts = (size * trials, before), (rest * trials, after)
+        return _deviance_errors(*parts) / (1 + SKEW * abs(1 - 2 * share))
 
     def largest_loss(self) -> _Loss | None:
         """Return the most certain fall of the reward since the start; None if nothing is compared.
@@ -153,17 +191,91 @@ class _RewardSums:
         count = len(self.lines)
         rewards, _, groups = self._sums[-1]
         losses = []
-        for size in {count // 2, *(2**power for power in range(count.bit_length() - 1))} - {0}:
+        for size in _first_sizes(count):
             first, _, first_groups = self._sums[size]
             rest = count - size
-            if rest < WINDOW or first_groups < MIN_START_GROUPS:
-                continue
-            if groups - first_groups < MIN_FALL_GROUPS:
+            if first_groups < MIN_START_GROUPS or groups - first_groups < MIN_FALL_GROUPS:
                 continue
             error = math.sqrt(self.variance * (1 / size + 1 / rest))
             before, now = first / size, (rewards - first) / rest
-            losses.append(_Loss((before - now) / error if error else 0.0, size, before, now, error))
+            errors = (before - now) / error if error else 0.0
+            if errors >= MIN_LOSS_SE:
+                errors = min(errors, self.deviance_errors(first, size, rewards - first, rest))
+            losses.append(_Loss(errors, size, before, now, error))
         return max(losses, default=None)
+
+
+def _deviance_errors(high: tuple[float, float], low: tuple[float, float]) -> float:
+    """Return how certain it is that one share of successes is above another, as a normal variable.
+
+    It is the signed root of the deviance (McCullagh and Nelder, Generalized Linear Models, 1989); 0
+    if the share is not above the other.
+
+    Args:
+        high: numbers of trials and of successes of the sample whose share is to be above.
+        low: the same of the other.
+    """
+    pooled = (high[1] + low[1]) / (high[0] + low[0])
+    if high[1] / high[0] <= low[1] / low[0]:
+        return 0.0
+    ratio = math.fsum(_deviance(number, count, pooled) for number, count in (high, low))
+    return math.sqrt(2 * max(0.0, ratio))
+
+
+def _deviance(number: float, count: float, share: float) -> float:
+    """Return by how much `count` successes of `number` trials are likelier than at `share`.
+
+    It is the logarithm of the ratio of the likelihoods.
+    """
+    pairs = (count, share), (number - count, 1 - share)
+    return math.fsum(n * math.log(n / number / part) for n, part in pairs if n > 0)
+
+
+class _FailureSums:
+    """Sums of the failures of a run's first steps."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        """The lines with numbers of rollouts and failures."""
+        self._sums: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
+        """For each number of steps, the sums of failures, rollouts and tasks."""
+
+    def add(self, line: Line) -> None:
+        """Add a line."""
+        if not _has_failures(line):
+            return
+        self.lines.append(line)
+        terms = line["failed"], line["rollouts"], line.get("batch/groups", line["rollouts"])
+        self._sums.append(tuple(map(add, self._sums[-1], terms)))
+
+    def rise(self) -> int:
+        """Return the number of first steps after which failures have risen; 0 if they have not.
+
+        The first 1, 2, 4, … steps and the first half are each compared with all later steps, each
+        task counting once. Failures that were frequent for a while, and are not now, do not count.
+        """
+        count = len(self.lines)
+        latest = _failure_rate(self.lines[-WINDOW:]) if count else 0.0
+        least = _least_errors(MIN_RISE_SE, count, MIN_LOSS_STEPS)
+        for size in _first_sizes(count):
+            failed, rollouts, tasks = self._sums[size]
+            more = [x - y for x, y in zip(self._sums[-1], self._sums[size], strict=True)]
+            if tasks < MIN_START_GROUPS or more[2] < MIN_FALL_GROUPS:
+                continue
+            before, now = failed / rollouts, more[0] / more[1]
+            if not (now > FAILURE_WARNING and latest > before):
+                continue
+            half = abs(0.5 - (failed + more[0]) / (rollouts + more[1]))
+            later = more[2], max(0.0, now * more[2] - half)
+            if _deviance_errors(later, (tasks, before * tasks)) >= least:
+                return size
+        return 0
+
+
+def _first_sizes(count: int) -> set[int]:
+    """Return the numbers of first steps to compare with the others, which are at least `WINDOW`."""
+    sizes = {count // 2, *(2**power for power in range(count.bit_length() - 1))}
+    return {size for size in sizes if size and count - size >= WINDOW}
 
 
 class _Loss(NamedTuple):
@@ -187,7 +299,7 @@ class AlertMonitor:
     def __init__(self) -> None:
         self._train: list[Line] = []
         self._rewards, self._failures = _reward_windows(), _failure_windows()
-        self._sums = _RewardSums()
+        self._sums, self._failure_sums = _RewardSums(), _FailureSums()
         self._evaluations: list[Evaluation] = []
         self._names: set[str] = set()
         self.lines: list[Line] = []
@@ -198,6 +310,7 @@ class AlertMonitor:
         finite = {name: value for name, value in line.items() if value is not None}
         self._train.append(finite)
         self._failures.add(finite)
+        self._failure_sums.add(finite)
         # adaptive tasks get harder as the run goes on, so the reward falls though nothing is worse
         if ADAPTIVE not in line:
             self._rewards.add(finite)
@@ -213,9 +326,11 @@ class AlertMonitor:
         )
         texts = {
             "reward_falls": (
-                _reward_falls(self._rewards, self._sums.variance) or _reward_is_lost(self._sums)
+                _reward_falls(self._rewards, self._sums) or _reward_is_lost(self._sums)
             ),
-            "failures_rise": _failures_rise(self._failures),
+            "failures_rise": (
+                _failures_rise(self._failures) or _failures_have_risen(self._failure_sums)
+            ),
             **{check.__name__: check(self._train) for check in checks},
         }
         return self._new(texts, line["step"])
@@ -411,7 +526,7 @@ def _reward_windows() -> _Windows:
     return _Windows(lambda line: "reward" in line and "reward_se" in line, _reward)
 
 
-def _reward_falls(windows: _Windows, variance: float) -> str:
+def _reward_falls(windows: _Windows, sums: _RewardSums) -> str:
     """Return the text of an alert if the latest rewards are far below the best ones; else "".
 
     The best window of a long run is high by chance, and more so with a small standard error of its
@@ -420,33 +535,38 @@ def _reward_falls(windows: _Windows, variance: float) -> str:
 
     Args:
         windows: the steps of the run.
-        variance: mean squared standard error of the steps' rewards.
+        sums: sums of the steps' rewards.
     """
     best, latest = windows.best, windows.latest
     if not best:
         return ""
     own = math.fsum(line["reward_se"] ** 2 for line in [*best, *latest]) / WINDOW**2
-    error = math.sqrt(max(own, 2 * variance / WINDOW))
+    error = math.sqrt(max(own, 2 * sums.variance / WINDOW))
     groups = sum(line.get("batch/groups", 0) for line in latest)
     count = len(windows.lines)
-    least = _least_errors(MIN_FALL_SE, count, MIN_FALL_STEPS)
+    least = _least_errors(MIN_FALL_SE, count, MIN_FALL_STEPS, 3)
     if groups < MIN_FALL_GROUPS or not _reward(best) - _reward(latest) > least * error:
+        return ""
+    totals = [math.fsum(line["reward"] for line in part) for part in (best, latest)]
+    if sums.deviance_errors(totals[0], WINDOW, totals[1], WINDOW) <= least:
         return ""
     return _fall_text(best, latest, _reward(best), _reward(latest), error, windows.lines)
 
 
-def _least_errors(least: float, count: int, few: int) -> float:
+def _least_errors(least: float, count: int, few: int, power: int = 2) -> float:
     """Return the minimum change that raises an alert, in standard errors.
 
     It grows with the number of comparisons: a normal variable exceeds it with a probability that
-    falls as 1/count², so that the sum over a run of any length stays small.
+    falls as a power of 1/count, so that the sum over a run of any length stays small.
 
     Args:
         least: minimum for at most `few` steps or evaluations.
         count: number of steps or evaluations so far.
         few: number above which the minimum grows.
+        power: the power; 3 where the latest steps are compared with the best of all windows, whose
+            number grows too.
     """
-    return math.sqrt(least**2 + 4 * math.log(max(1, count / few)))
+    return math.sqrt(least**2 + 2 * power * math.log(max(1, count / few)))
 
 
 def _reward_is_lost(sums: _RewardSums) -> str:
@@ -456,7 +576,8 @@ def _reward_is_lost(sums: _RewardSums) -> str:
     on rewards unrelated to its answers. A reward that rose early and stays raises no alert.
     """
     loss = sums.largest_loss()
-    if loss is None or loss.errors < MIN_LOSS_SE:
+    least = _least_errors(MIN_LOSS_SE, len(sums.lines), MIN_LOSS_STEPS)
+    if loss is None or loss.errors < least:
         return ""
     first, rest = sums.lines[: loss.size], sums.lines[loss.size :]
     return _fall_text(first, rest, loss.before, loss.now, loss.error, sums.lines)
@@ -541,8 +662,9 @@ def calls_are_rejected(train: Sequence[Line]) -> str:
     """Return the text of an alert if many calls of the agents to train are rejected; else ""."""
     start = "calls/rejected:"
     rejected = Counter({k.removeprefix(start): v for k, v in train[-1].items() if start in k})
-    del rejected["unscored"]  # the step's line counts these rollouts
-    del rejected["replayed"]  # trained where they were sampled
+    # the step's output counts these; replayed calls are trained where they were sampled
+    for name in ("unscored", "target_kl", "replayed"):
+        del rejected[name]
     total = rejected.total() + train[-1].get("calls/trained", 0)
     if rejected.total() <= MANY_REJECTED * total:
         return ""
@@ -553,24 +675,22 @@ def calls_are_rejected(train: Sequence[Line]) -> str:
     )
 
 
-def failures_rise(train: Sequence[Line]) -> str:
+def _failure_windows() -> _Windows:
+    return _Windows(_has_failures, lambda window: -_failure_rate(window))
+
+
+def _has_failures(line: Line) -> bool:
+    """Return whether a step has numbers of rollouts and of failures."""
+    return bool(line.get("rollouts")) and "failed" in line
+
+
+def _failures_rise(windows: _Windows) -> str:
     """Return the text of an alert if the app fails more often in training than before; else "".
 
     Rollouts of the same task often fail together. So the standard error counts each task once. It
     is at least that of the run's mean rate, and the threshold grows with the number of steps,
     because the best window of a long run is low by chance.
     """
-    return _failures_rise(_filled(_failure_windows(), train))
-
-
-def _failure_windows() -> _Windows:
-    return _Windows(
-        lambda line: bool(line.get("rollouts")) and "failed" in line,
-        lambda window: -_failure_rate(window),
-    )
-
-
-def _failures_rise(windows: _Windows) -> str:
     best, latest = windows.best, windows.latest
     if not best:
         return ""
@@ -578,10 +698,23 @@ def _failures_rise(windows: _Windows) -> str:
     sizes = [sum(x.get("batch/groups", x["rollouts"]) for x in part) for part in (best, latest)]
     if not _rises(before, now, *sizes, run=_failure_rate(windows.lines), count=len(windows.lines)):
         return ""
+    return _rise_text(best, latest)
+
+
+def _failures_have_risen(sums: _FailureSums) -> str:
+    """Return the text of an alert if failures have become more frequent since the start; else "".
+
+    This finds a slow rise, which is too small between two windows of a few steps.
+    """
+    size = sums.rise()
+    return _rise_text(sums.lines[:size], sums.lines[size:]) if size else ""
+
+
+def _rise_text(first: Sequence[Line], latest: Sequence[Line]) -> str:
     return (
-        f"the app fails more often: {100 * before:.0f} % of the rollouts in steps "
-        f"{best[0]['step']} to {best[-1]['step']}, {100 * now:.0f} % in steps "
-        f"{latest[0]['step']} to {latest[-1]['step']}. {_FAILURE_ADVICE}"
+        f"the app fails more often: {100 * _failure_rate(first):.0f} % of the rollouts in "
+        f"{_steps(first)}, {100 * _failure_rate(latest):.0f} % in {_steps(latest)}. "
+        f"{_FAILURE_ADVICE}"
     )
 
 
@@ -634,7 +767,7 @@ def _rises(
     pooled = (before * size_before + now * size_now) / (size_before + size_now)
     variance = max(pooled * (1 - pooled), run * (1 - run))
     error = math.sqrt(variance * (1 / size_before + 1 / size_now))
-    return now - before > _least_errors(MIN_RISE_SE, count, MIN_FALL_STEPS) * error
+    return now - before > _least_errors(MIN_RISE_SE, count, MIN_FALL_STEPS, 3) * error
 
 
 def _failure_rate(lines: Sequence[Line]) -> float:
@@ -724,12 +857,6 @@ def policy_stays(train: Sequence[Line]) -> str:
         f"the policy hardly moves: approx_kl was {kl:.2g} per token and step in the latest "
         f"{MIN_UPDATES} updates. Raise learning_rate{_rate(train)}: tenfold at first"
     )
-
-
-def _filled(windows: _Windows, train: Sequence[Line]) -> _Windows:
-    for line in train:
-        windows.add(line)
-    return windows
 
 
 def _having(lines: Iterable[Line], names: Sequence[str], count: int) -> list[Line]:

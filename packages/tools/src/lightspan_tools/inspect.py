@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lightspan.algorithms.critic_warmup import description as critic_description
 from lightspan.algorithms.recorded_attempts import (
     Query,
     read_attempts,
@@ -47,6 +48,7 @@ from lightspan_tools.overview import (
 from lightspan_tools.pagination import Page, table_lines
 from lightspan_tools.placeholders import placeholder_note
 from lightspan_tools.rollout_view import (
+    FORK,
     RolloutView,
     ViewReader,
     reward_names,
@@ -241,6 +243,9 @@ def _run_lines(
     model, optimize = config.get("model"), _agents_text(config.get("optimize"))
     yield f"{run.path}: {config.get('algorithm')}{f' on {model}' if model else ''}"
     yield f"app {config.get('app')}{f', optimize {optimize}' if optimize else ''}"
+    if config.get("algorithm") == FORK:
+        yield "continuations by lightspan fork, which train nothing"
+    yield from _critic_lines(run, config)
     yield from _progress_lines(run, config, overview.failure)
     yield from _prompt_lines(run)
     scope = overview.scope
@@ -329,25 +334,43 @@ def _failure_lines(
     )
 
 
+def _critic_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
+    """Describe the critic of a run, as its latest step used it; yield no line without one."""
+    critic = config.get("critic")
+    if not isinstance(critic, Mapping):
+        return
+    # not decoded into a `Critic`, which may refuse settings that an earlier version took
+    text = critic_description(critic.get("lam"))
+    lines = [line for line in run.metrics() if line.get("learner/lambda") is not None]
+    if lines:
+        text += f"; in step {lines[-1]['step']} lambda {lines[-1]['learner/lambda']:g}"
+        if (explained := lines[-1].get("learner/explained_variance")) is not None:
+            text += f", explained variance {explained:.2f}"
+    yield text
+
+
 def _choice_lines(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Describe adaptive tasks and replay, a line each; yield none of a setting that is not used."""
 
-    def share(key: str) -> str:
-        values = [line[key] for line in metrics if line.get(key) is not None]
-        return f"{100 * math.fsum(values) / len(values):.0f} %"
+    def share(key: str, of: str) -> str:
+        """Return the share `key` over all steps, weighted by each step's number `of`."""
+        parts = [(line[key], line.get(of) or 0) for line in metrics if line.get(key) is not None]
+        total = math.fsum(size for _, size in parts)
+        return f"{100 * math.fsum(x * size for x, size in parts) / total if total else 0:.0f} %"
 
     if any("tasks/zero_gradient_predicted" in line for line in metrics):
         yield (
-            f"tasks='adaptive': {share('tasks/zero_gradient')} of groups had no gradient "
-            f"(predicted {share('tasks/zero_gradient_predicted')}, for shuffled order "
-            f"{share('tasks/zero_gradient_shuffled')})"
+            f"tasks='adaptive': {share('tasks/zero_gradient', 'rollouts')} of groups had no "
+            f"gradient (predicted {share('tasks/zero_gradient_predicted', 'rollouts')}, for "
+            f"shuffled order {share('tasks/zero_gradient_shuffled', 'rollouts')})"
         )
     lines = [line for line in metrics if "replay/groups" in line]
     if lines:
         groups = sum(line["replay/groups"] for line in lines)
         ages = math.fsum(line["replay/groups"] * line["replay/age"] for line in lines)
         age = f"after {ages / groups:.1f} steps on average, " if groups else ""
-        yield f"replay: {groups} groups trained again, {age}{share('replay/row_share')} of the rows"
+        rows = share("replay/row_share", "batch/rows")
+        yield f"replay: {groups} groups trained again, {age}{rows} of the rows"
 
 
 def _failure_count(line: Mapping[str, Any]) -> str:

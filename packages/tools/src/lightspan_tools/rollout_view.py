@@ -55,9 +55,6 @@ class RolloutView:
         return [self.mismatches[key]] if key in self.mismatches else []
 
 
-SKIPPED: Final = ": not trained, because target_kl skipped its minibatch"
-
-
 def explanation_text(why: Explanation) -> str:
     """Describe in one line how the advantage and the weight of a call were computed."""
     compared = why.credit if why.compared is None else why.compared
@@ -81,12 +78,14 @@ def explanation_text(why: Explanation) -> str:
         f"{why.unit}s (group {why.group_id}, this one {why.value:g}); credit "
         f"{why.credit:g} ({why.credit_rule}{shaping}){comparison}; share {why.share:.1%} of "
         f"the rollout: {why.tokens} tokens of weight {why.token_weight:.6g} "
-        f"({why.weighting}){'' if why.token_weight else SKIPPED}"
+        f"({why.weighting})"
     )
 
 
 _DECLARABLE: Final = (Rejection.CONSTRAINED, Rejection.TRUNCATED_SAMPLING)
 """Reasons for rejection that do not apply if engine and learner declare that they support them."""
+FORK: Final = "fork"
+"""`algorithm` in the settings of continuations by `lightspan fork`."""
 _EVERY_AGENT: Final = make_routing({"*": "policy"}, None, "policy", None)
 
 
@@ -177,6 +176,9 @@ class ViewReader:
         is_complete = step in self._complete and not is_waiting
         if rollout.mode is Mode.DEV:  # no update could use the calls
             coverage = classify(supported=self._supported)
+            if self._config.get("algorithm") == FORK:
+                reason = Rejection.MODE_NOT_TRAIN
+                coverage = coverage.reject({call.key: reason for call in coverage.trained})
             return RolloutView(state, episode, coverage, step, {})
         coverage = _trained_coverage(
             classify,
@@ -275,8 +277,13 @@ def _trained_coverage(
     coverage = coverage.reject(dict.fromkeys(unfit, Rejection.GRAMMAR_MISMATCH))
     if not is_explained:
         return coverage
-    unused = (key for key, name in keys.items() if name not in explained)
-    return coverage.reject(dict.fromkeys(unused, Rejection.UNUSED))
+    unused = {key: Rejection.UNUSED for key, name in keys.items() if name not in explained}
+    skipped = {
+        key: Rejection.TARGET_KL
+        for key, name in keys.items()
+        if name in explanations and not explanations[name].token_weight
+    }
+    return coverage.reject(unused | skipped)
 
 
 def _key(attempt_id: str, call: Call) -> str:

@@ -261,21 +261,24 @@ def _lora(values: Mapping[str, Any]) -> LoRA | None:
 def _loss(values: Mapping[str, Any]) -> PolicyLoss:
     clip = values[f"{ACTOR}.clip_ratio"]
     low, high = (values[f"{ACTOR}.clip_ratio_{end}"] for end in ("low", "high"))
+    kl = values[f"{ACTOR}.kl_loss_coef"] if values[f"{ACTOR}.use_kl_loss"] else 0.0
+    kind = values[f"{ACTOR}.kl_loss_type"]  # has a default, and no effect without a KL term
     return PolicyLoss(
         clip_low=clip if low is None else low,
         clip_high=clip if high is None else high,
         dual_clip=values[f"{ACTOR}.clip_ratio_c"],
-        kl=values[f"{ACTOR}.kl_loss_coef"] if values[f"{ACTOR}.use_kl_loss"] else 0.0,
-        kl_estimator=KL_ESTIMATORS[values[f"{ACTOR}.kl_loss_type"]],  # type: ignore[arg-type]
+        kl=kl,
+        kl_estimator=KL_ESTIMATORS[kind] if kl else "k3",  # type: ignore[arg-type]
         entropy=values[f"{ACTOR}.entropy_coeff"],
     )
 
 
 def _trainer(values: Mapping[str, Any]) -> dict[str, Any]:
     test, save = values["trainer.test_freq"], values["trainer.save_freq"]
+    steps = values["trainer.total_training_steps"]
     options = {
-        "steps": values["trainer.total_training_steps"],
-        "epochs": values["trainer.total_epochs"],
+        "steps": steps,
+        "epochs": values["trainer.total_epochs"] if steps is None else None,
         "validate_every": test if test > 0 else None,
         "checkpoint_every": save if save > 0 else NEVER,
         "folder": values["trainer.default_local_dir"],

@@ -7,7 +7,7 @@ from functools import partial
 
 from lightspan.algorithms.protocol import TrainerContext
 from lightspan.lightning.selection import Coverage, Rejection
-from lightspan.lightning.transitions import TransitionKey
+from lightspan.lightning.transitions import TransitionKey, reject_calls
 
 
 async def reject_mismatches(
@@ -43,13 +43,4 @@ async def reject_mismatches(
         f"{len(mismatches)} of {len(records)} calls under a grammar are not trained: "
         f"{Rejection.GRAMMAR_MISMATCH.text} (call {call_id} of attempt {attempt_id}: {reason})"
     )
-    return [
-        coverage.reject(
-            {
-                (call_id, choice): Rejection.GRAMMAR_MISMATCH
-                for attempt_id, call_id, choice in mismatches
-                if attempt_id == coverage.attempt_id
-            }
-        )
-        for coverage in coverages
-    ]
+    return reject_calls(coverages, mismatches.keys(), Rejection.GRAMMAR_MISMATCH)

@@ -20,7 +20,7 @@ import msgspec
 from lightspan.algorithms import metrics
 from lightspan.algorithms.adaptive_tasks import DESCRIPTION, AdaptiveOrder, GroupReturns
 from lightspan.algorithms.async_rollouts import next_episodes
-from lightspan.algorithms.critic_warmup import CriticWarmup
+from lightspan.algorithms.critic_warmup import CriticWarmup, description
 from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.protocol import (
@@ -63,7 +63,7 @@ from lightspan.lightning.rollout_checks import check_computed, check_scored
 from lightspan.lightning.rows import Row, keep_recorded
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.lightning.states import qualified_name
-from lightspan.lightning.transitions import TransitionKey
+from lightspan.lightning.transitions import TransitionKey, reject_calls
 from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import (
@@ -148,8 +148,7 @@ class LightningSettings:
             "weight": self.weight or ("token" if self.estimator == "dr_grpo" else "rollout"),
             "loss": self.loss or PolicyLoss(),
             # None: chosen later, because it depends on the size of the model
-            "optimizer": self.optimizer
-            or (None if rate is None else Optimizer(learning_rate=rate)),
+            "optimizer": self.optimizer or (rate and Optimizer(learning_rate=rate)),
         }
         for name, value in defaults.items():
             object.__setattr__(self, name, value)
@@ -173,21 +172,16 @@ class LightningSettings:
             )
 
     def _check(self) -> None:
-        for name, low in _LOWEST.items():
-            validation.check_whole(name, getattr(self, name), low)
-        for name, low in _LOWEST_IF_SET.items():
-            validation.check_whole(name, getattr(self, name), low, optional=True)
+        for name, low in (_LOWEST | _LOWEST_IF_SET).items():
+            optional = name in _LOWEST_IF_SET
+            validation.check_whole(name, getattr(self, name), low, optional=optional)
         for name in ("learning_rate", "target_kl", "timeout_s", "token_constant"):
             validation.check_number(name, getattr(self, name), above=0, optional=True)
         if self.target_kl is not None and (self.minibatches == 1 or self.replay):
-            reason = (
-                f"skips the minibatches after the first, and minibatches={self.minibatches} has "
-                "none: raise minibatches, or lower learning_rate"
-                if self.minibatches == 1
-                else "skips minibatches whose groups replay= would count as trained: use one of "
-                "them"
-            )
-            raise ConfigError(f"target_kl={self.target_kl} {reason}")
+            reason = "whose groups replay= would count as trained: use one of them"
+            if self.minibatches == 1:
+                reason = "after the first, and minibatches=1 has none: raise minibatches"
+            raise ConfigError(f"target_kl={self.target_kl} skips minibatches {reason}")
         kinds = {"overlong": Overlong, "loss": PolicyLoss, "optimizer": Optimizer, "replay": Replay}
         kinds["forks"] = Forks
         for name, kind in kinds.items():
@@ -275,8 +269,8 @@ class LightningRL(LightningSettings, Algorithm):
         critic: True or `lightspan.Critic(…)` for a critic (`ppo` always has one). With `grpo`,
             `rloo` and `dr_grpo`, a call is compared with a mixture of its group and the critic,
             fitted to earlier steps (`lightspan.lightning.mixture`). It is unbiased, and has
-            less noise in some apps; `grpo` then divides by the batch's standard deviation. None for
-            no critic.
+            less noise in some apps; `grpo` then divides by the batch's standard deviation, not the
+            group's. None for no critic.
         weight: weight of a rollout's tokens in the loss: `rollout`, `transition` or `token`; None
             for `rollout` or, with `dr_grpo`, `token`.
         token_constant: divisor of the loss with `weight="token"`, in addition to the number of
@@ -356,11 +350,10 @@ class LightningRL(LightningSettings, Algorithm):
         self._chooses_rate = vars(self)["optimizer"] is None
         if self._chooses_rate:
             del vars(self)["optimizer"]  # uncovers the property above
-        # KL and entropy have a gradient without an advantage
-        keep_zero_advantages = bool(self.loss.kl or self.loss.entropy)
         is_mixed = self.critic is not None and self.estimator != "ppo"
         settings: dict[str, Any] = {
-            "keep_zero_advantages": keep_zero_advantages,
+            # KL and entropy have a gradient without an advantage
+            "keep_zero_advantages": bool(self.loss.kl or self.loss.entropy),
             "mixture": Mixture.first(self.credit) if is_mixed else None,
         }
         names = {setting.name for setting in fields(BatchConfig)} - settings.keys()
@@ -427,12 +420,9 @@ class LightningRL(LightningSettings, Algorithm):
                 f"temperatures from {low:g} to {high:g}: use one of these, or another engine"
             )
         # rejections that do not apply: engine and learner both declare support
-        declared = {
-            Rejection.TRUNCATED_SAMPLING: (
-                engine.trainable_truncation and learner.trainable_truncation
-            ),
-            Rejection.CONSTRAINED: engine.trainable_grammar and learner.trainable_grammar,
-        }
+        truncation = engine.trainable_truncation and learner.trainable_truncation
+        grammar = engine.trainable_grammar and learner.trainable_grammar
+        declared = {Rejection.TRUNCATED_SAMPLING: truncation, Rejection.CONSTRAINED: grammar}
         self._supported = frozenset(each for each, by_both in declared.items() if by_both)
 
     def policies(self) -> dict[str, PolicySpec]:
@@ -443,6 +433,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def describe_choices(self) -> list[str]:
         lines = [str(self._chosen_rate)] if self._chooses_rate else []
+        lines += [] if self.critic is None else [description(self.critic.lam)]
         return lines + [DESCRIPTION] * (self.tasks == "adaptive")
 
     def task_order(self, tasks: Sequence[Json]) -> TaskOrder:
@@ -625,7 +616,9 @@ class LightningRL(LightningSettings, Algorithm):
         )
         replays, extra = list[Episode](), Metrics()
         if self.replay is not None:
-            replays, extra = await self._history.take_replays(trainer, self.replay)
+            members = self.prepare(episodes, trainer.versions).members
+            is_alone = not any(member.transitions for member in members)
+            replays, extra = await self._history.take_replays(trainer, self.replay, is_alone)
         coverages = self.coverages([*episodes, *replays])
         coverages = await reject_mismatches(trainer, coverages)
         self._was_computed = self._was_computed or check_computed(coverages)
@@ -639,7 +632,7 @@ class LightningRL(LightningSettings, Algorithm):
             batch = builder.finish(values_by_call(rows, values), lam=lam)
         self._update_constants(batch)
         self.last_batch = batch
-        update = await self._update(trainer, batch, lam)
+        update, skipped = await self._update(trainer, batch, lam)
         if update:
             await trainer.publish()
         extra |= self._collect_metrics | self._resample_metrics(episodes)
@@ -652,7 +645,8 @@ class LightningRL(LightningSettings, Algorithm):
             ids = {episode.rollout_id for episode in replays}
             again = sum(row.rollout_id in ids for row in batch.rows)
             extra["replay/row_share"] = again / max(1, len(batch.rows))
-            batch = replace(batch, coverages=batch.coverages[: -len(replays) or None])
+        covered = reject_calls(batch.coverages, skipped, Rejection.TARGET_KL)
+        batch = replace(batch, coverages=tuple(covered[: -len(replays) or None]))
         counts = metrics.rollout_metrics(episodes, self.routing())
         return counts | extra | metrics.batch_metrics(batch) | update
 
@@ -718,10 +712,13 @@ class LightningRL(LightningSettings, Algorithm):
             history.add_replays(step, groups, self.replay)
         return shares
 
-    async def _update(self, trainer: TrainerContext, batch: Batch, lam: float) -> Metrics:
+    async def _update(
+        self, trainer: TrainerContext, batch: Batch, lam: float
+    ) -> tuple[Metrics, Collection[TransitionKey]]:
+        """Train the batch, and return the learner's metrics and the calls that were skipped."""
         if not batch.rows:
             trainer.explain(batch.explanations)
-            return {}
+            return {}, ()
         seed = random.Random(f"{self.seed}/{trainer.step}").randrange(2**31)
         minibatches = split_minibatches(batch, self.minibatches, seed)
         explanations = {key: why for part in minibatches for key, why in part.explanations.items()}
@@ -747,17 +744,19 @@ class LightningRL(LightningSettings, Algorithm):
             if len(results) == len(parts) or self.target_kl is not None:
                 after = await trainer.learn(partial(trainer.learner.score, probe))
                 moved = metrics.approximate_kl(probe, before, after)
-        if skipped := parts[len(results) :]:
+        skipped = {key for part in parts[len(results) :] for key in part.explanations}
+        for key in skipped:
+            explanations[key] = msgspec.structs.replace(explanations[key], token_weight=0.0)
+        if missing := len(parts) - len(results):
             trainer.note(
                 f"target_kl={self.target_kl:g}: the policy moved by {moved:.3g} nats per token, so "
-                f"{len(skipped)} of {len(parts)} updates were skipped"
+                f"{missing} of {len(parts)} updates were skipped"
             )
-            explanations |= _untrained(skipped)
         trainer.explain(explanations)
         merged = metrics.merge_updates(results)
         merged["approx_kl"] = moved
         if self.target_kl is not None:
-            merged["kl_skipped"] = len(skipped)
+            merged["kl_skipped"] = missing
         if loss.needs_old_logprobs:
             probe, before = [row for part in parts for row in part.rows], [*chain(*old)]
         merged |= metrics.engine_ratio(probe, before, trainer.versions, loss)
@@ -765,7 +764,7 @@ class LightningRL(LightningSettings, Algorithm):
             merged |= {"lambda": lam, **gradient_left(batch.explanations.values(), lam)}
             fitted = {row.policy for part in parts[: len(results)] for row in part.rows}
             merged |= self._critic_warmup.update(batch, merged, fitted)
-        return {f"learner/{key}": value for key, value in merged.items()}
+        return {f"learner/{key}": value for key, value in merged.items()}, skipped
 
     # --- set-up ---------------------------------------------------------------------------
     @cached_property
@@ -786,9 +785,8 @@ class LightningRL(LightningSettings, Algorithm):
                 continue
             name = _policy_name(pattern, policy)
             check_lora(policy.lora)
-            spec = PolicySpec(
-                model=local_model(policy.model or self.model), lora=policy.lora or self.lora
-            )
+            model = local_model(policy.model or self.model)
+            spec = PolicySpec(model=model, lora=policy.lora or self.lora)
             if specs.setdefault(name, spec) != spec:
                 raise ConfigError(
                     f"optimize: the policy {name!r} is described twice, as {specs[name]} and {spec}"
@@ -817,15 +815,6 @@ def _probe(rows: Sequence[Row], seed: int) -> list[Row]:
     counts = {name: max(PROBE_ROWS, len(own) // PROBE_SHARE) for name, own in by_policy.items()}
     samples = (rng.sample(own, min(counts[name], len(own))) for name, own in by_policy.items())
     return [*chain.from_iterable(samples)]
-
-
-def _untrained(minibatches: Sequence[Batch]) -> dict[TransitionKey, advantages.Explanation]:
-    """Return the explanations of the calls of minibatches that are skipped: with weight 0."""
-    return {
-        key: msgspec.structs.replace(why, token_weight=0.0)
-        for part in minibatches
-        for key, why in part.explanations.items()
-    }
 
 
 def _policy_names(optimize: Optimize) -> str | Sequence[str] | Mapping[str, str]:
@@ -877,12 +866,16 @@ def _credit(credit: str | Credit, gamma: float | None) -> Credit:
 
 
 def _critic(critic: Critic | bool | None, *, is_ppo: bool) -> Critic | None:
+    if is_ppo and critic is False:
+        raise ConfigError('critic=False: estimator="ppo" needs a critic: leave critic= out')
     if critic is None or isinstance(critic, bool):
         critic = Critic() if critic or is_ppo else None
     validation.check_kind("critic", critic, Critic)
-    if critic is None or critic.lam is not None:
-        return critic
-    return msgspec.structs.replace(critic, lam=DEFAULT_LAMBDA if is_ppo else 1.0)
+    if critic is not None:
+        lam = (DEFAULT_LAMBDA if is_ppo else 1.0) if critic.lam is None else critic.lam
+        validation.check_effect(critic, "warmup", lam < 1, "with lambda 1: set lam= below 1 too")
+        critic = msgspec.structs.replace(critic, lam=lam)
+    return critic
 
 
 def _air(air: AIR | bool | None) -> AIR | None:

@@ -38,6 +38,7 @@ from lightspan.algorithms.adaptive_tasks import GroupReturns, ReturnRange, TaskR
 from lightspan.algorithms.protocol import Metrics, TrainerContext
 from lightspan.errors import NotFoundError
 from lightspan.lightning.episode import Episode
+from lightspan.progress import plural
 from lightspan.schema.validation import check_number, check_whole
 
 FIELDS: Final = ("reward", "reward_source", "failure_reward")
@@ -53,7 +54,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
             the run so far, to 1, the highest. Groups without a gradient are never kept.
         max_age: maximum number of steps between the first training of a group and its replay. Each
             step publishes one version of the weights.
-        size: maximum number of groups that are kept. The oldest is dropped first.
+        size: maximum number of groups that are kept, at least `groups`. The oldest is dropped
+            first.
 
     Raises:
         ConfigError: a number is outside its range.
@@ -65,8 +67,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("groups", "max_age", "size"):
-            check_whole(f"Replay: {name}", getattr(self, name), 1)
+        check_whole("Replay: groups", self.groups, 1)
+        check_whole("Replay: max_age", self.max_age, 1)
+        check_whole(f"Replay(groups={self.groups}): size", self.size, self.groups)
         check_number("Replay: rare", self.rare, above=0, high=1)
 
 
@@ -93,19 +96,31 @@ class GroupHistory(TaskRates):
     """Task id → group that may be replayed, the oldest first."""
 
     async def take_replays(
-        self, trainer: TrainerContext, settings: Replay
+        self, trainer: TrainerContext, settings: Replay, is_alone: bool
     ) -> tuple[list[Episode], Metrics]:
         """Return the episodes of the groups that this step replays, and metrics of them.
 
         They are the groups that were replayed least often and, among these, the newest. The
         episodes have the rewards that they had. Groups that are too old are removed. So is a group
         whose rollouts are no longer in the store; a note is printed.
+
+        Args:
+            trainer: the running trainer.
+            settings: settings of the replay.
+            is_alone: whether no call of the step's new rollouts can be trained. Then no group is
+                replayed, so that no update consists of old rollouts alone; a note is printed.
         """
         episodes, ages = list[Episode](), list[int]()
         oldest = trainer.step - settings.max_age
         self.replays = {task: one for task, one in self.replays.items() if one.step >= oldest}
         order = sorted(self.replays.items(), key=lambda item: (item[1].replays, -item[1].step))
-        for task, group in order[: settings.groups]:
+        chosen = [] if is_alone else order[: settings.groups]
+        if idle := min(settings.groups, len(order)) - len(chosen):
+            trainer.note(
+                f"replay: {plural(idle, 'group')} not trained again, because no call of the "
+                "step's new rollouts can be trained"
+            )
+        for task, group in chosen:
             try:
                 members = await trainer.stored_episodes(list(group.rewards))
             except NotFoundError:
@@ -118,7 +133,7 @@ class GroupHistory(TaskRates):
                 own = dict(zip(FIELDS, group.rewards[each.rollout_id], strict=True))
                 episodes.append(replace(each, **own))
         age = sum(ages) / max(1, len(ages))
-        return episodes, {"replay/groups": len(ages), "replay/age": age}
+        return episodes, {"replay/groups": len(ages), "replay/age": age, "replay/withheld": idle}
 
     def add_replays(self, step: int, groups: Sequence[GroupReturns], settings: Replay) -> None:
         """Keep the groups of a step in which successes are rare.

@@ -251,8 +251,8 @@ def mixture_statistics(
     """Return for each observation the mean of its group's others, and a scale not of the group.
 
     They are for a critic with groups (`lightspan.lightning.mixture`). The scale is the standard
-    deviation of the batch with `grpo`, as with `ppo`, and else 1. Only a group of one has no
-    advantage.
+    deviation of the batch with `grpo`, as with `ppo`, and else 1; the mixture multiplies that of
+    `grpo` and `dr_grpo` by n / (n - 1). Only a group of one has no advantage.
     """
     groups = normalise("rloo", observations)
     batch = normalise("ppo", observations) if estimator == "grpo" else groups

@@ -28,9 +28,10 @@ Potentials have no effect with two credit rules, which are therefore refused:
   alike, so their differences would not change.
 - With `critic`, the critic learns to predict Phi: (V - Phi, G - Phi) has the advantages of (V, G).
 
-`mode="bonus"` adds `scale` times each value of a signal to the credit of the call that caused it.
-The bonus stays in the return. So a rollout that fails after many successful tool calls may beat a
-rollout that solves its task:
+`mode="bonus"` adds `scale` times each value of a signal to the reward of the call that caused it,
+or of the turn if the signal is a function. With reward-to-go, earlier calls are credited with it
+too, and with `terminal` all calls of the rollout. The bonus stays in the return. So a rollout that
+fails after many successful tool calls may beat a rollout that solves its task:
 
     R = 0 and five good tool calls: 0 + 5 · 0.3 = 1.5      R = 1 and one: 1 + 0.3 = 1.3
 

@@ -17,15 +17,15 @@ rejected, because statistics must not depend on which calls could be trained.
 `terminal` is the identical assignment of LightningRL (arXiv 2508.03680 §3.3). It ignores rewards on
 single calls.
 
-*Reward-to-go*, per turn: with r the reward on a call, R the final reward, and D the last turn
-(`lightspan.lightning.turns`),
+*Reward-to-go*, per turn: with r_c the reward on a call, r(k) the sum of the rewards on the calls of
+turn k, f(k) the sum of the rewards on calls of frozen agents for which k is the last selected turn
+that ended before they began, R the final reward, and D the last turn (`lightspan.lightning.turns`),
 
-    credit(c) = r_c + sum over later turns k of gamma^(k - turn(c)) · (rewards of turn k)
+    credit(c) = r_c + f(turn(c)) + sum over later turns k of gamma^(k - turn(c)) · (r(k) + f(k))
                 + gamma^(D - turn(c)) · R
 
 so a call is credited with its own reward and with the rewards of later turns, not with those of
-parallel calls. A reward on a call of a frozen agent belongs to the last selected turn that ended
-before the call. Example, gamma 0.5, R = 1, a reward of 0.2 on the first search:
+parallel calls. Example, gamma 0.5, R = 1, a reward of 0.2 on the first search:
 
     write   turn 0    0.5 · 0.2 + 0.25 · 1 = 0.35
     search  turn 1    0.2       + 0.5  · 1 = 0.7

@@ -19,9 +19,11 @@ from lightspan.schema.routing import Route
 from lightspan.schema.token_records import CallOutcome
 
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.RESAMPLED, CallOutcome.REPLAYED)
-_NOT_AT_GATEWAY: Final = (
-    "not a call of the gateway, so its answer cannot be given again; serve its agent there "
-    '(frozen="base" or frozen=LLM(…)) and run the task again'
+_SERVE: Final = 'serve its agent there (frozen="base" or frozen=LLM(…)) and run the task again'
+_NOT_AT_GATEWAY: Final = f"not a call of the gateway, so its answer cannot be given again; {_SERVE}"
+_PASSED_BY: Final = (
+    "it did not pass the gateway, which therefore cannot tell when it begins; a call can only be "
+    f"sampled anew where the gateway sees it: {_SERVE}"
 )
 
 
@@ -61,7 +63,7 @@ def fork_points(episode: Episode) -> list[ForkPoint]:
         ]
         refusal = whole or next(filter(None, (_refusal(c, 1 + calls.index(c)) for c in before)), "")
         if start is None:
-            refusal = whole or f"it is {_NOT_AT_GATEWAY}"
+            refusal = whole or _PASSED_BY
         ended = sorted((c.sequence_end, c.call_id) for c in before if c.sequence_end is not None)
         prefix = tuple(call_id for _, call_id in ended)
         points.append(

@@ -15,9 +15,9 @@ without a critic. b is then a statistic of other rollouts, of the call's prompt 
 steps, so it leaves the gradient unbiased with a scale that does not depend on the group's returns
 (control variates, Greensmith et al., JMLR 5, 2004). It would not if the fit included the group that
 b is used on, because a group's means contain each other's returns. Nor would it over the *group's*
-deviation: the scale is that of the batch's returns with `grpo`, and 1 with `rloo`. With `dr_grpo`
-it is n / (n - 1) in a group of n scored rollouts, because Dr. GRPO's mean includes the rollout, and
-m does not.
+deviation: the scale is that of the batch's returns with `grpo`, and 1 with `rloo` and `dr_grpo`;
+with `grpo` and `dr_grpo` it is multiplied by n / (n - 1) in a group of n scored rollouts, because
+their mean includes the rollout, and m does not.
 
 For the same reason a group whose returns are all the same teaches: b differs from its returns, and
 leaving such groups out would depend on the answers. With the first coefficients and `terminal` b is

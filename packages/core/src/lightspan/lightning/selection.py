@@ -79,10 +79,8 @@ class Rejection(StrEnum):
     OUT_OF_CONTEXT = "out_of_context", "longer than the learner's longest sequence"
     RETRIED = "retried", "its agent ended in an error and was retried (failure_reward=None)"
     UNSCORED = "unscored", "the episode has no usable reward, which is not a reward of zero"
-    GRAMMAR_MISMATCH = (
-        "grammar_mismatch",
-        "its tokens do not follow its grammar as the learner compiles it",
-    )
+    GRAMMAR_MISMATCH = "grammar_mismatch", "its tokens break its grammar as the learner compiles it"
+    TARGET_KL = "target_kl", "target_kl skipped its minibatch: the policy had moved further"
     UNUSED = (
         "unused",
         "no update has used it: its step has not ended, or was interrupted and repeated, "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from itertools import chain, repeat
 
 import msgspec
 
 from lightspan.lightning.episode import CallKey, Episode
-from lightspan.lightning.selection import CallStatus, Coverage
+from lightspan.lightning.selection import CallStatus, Coverage, Rejection
 from lightspan.schema.token_records import TokenRecord
 
 TransitionKey = tuple[str, str, int]
@@ -59,4 +60,20 @@ def trained_transitions(episode: Episode, coverage: Coverage) -> list[Transition
         Transition(*shared, call.agent_path, entry.policy, call.record, turn)
         for entry, (call, turn) in zip(coverage.selected, coverage.turns, strict=True)
         if entry.status is CallStatus.TRAINED and call.record is not None
+    ]
+
+
+def reject_calls(
+    coverages: Iterable[Coverage], keys: Collection[TransitionKey], reason: Rejection
+) -> list[Coverage]:
+    """Return copies of coverages in which the trained calls in `keys` are rejected.
+
+    Args:
+        coverages: status of the calls of each episode.
+        keys: keys of the calls.
+        reason: why they are rejected.
+    """
+    return [
+        each.reject({(call, n): reason for attempt, call, n in keys if attempt == each.attempt_id})
+        for each in coverages
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runti
 import msgspec
 
 from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.schema import validation
 from lightspan.schema.validation import check_choice, check_kind, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
     Raises:
         ConfigError: an unknown `form` or `importance_level`; a `clip_low` outside [0, 1]; a
             negative `clip_high`, `kl` or `entropy`; a `dual_clip` not above 1, or with another form
-            than `clip`; an `importance_cap` not above 0; an `importance_mask` not above 1; an
-            `importance_level` other than `token` without an `importance_cap`; a number that is not
-            finite.
+            than `clip`; an `importance_cap` not above 0; an `importance_mask` not above 1; a number
+            that is not finite; a setting without effect: another `importance_level` than `token`
+            without an `importance_cap`, another `kl_estimator` than `k3` without `kl`, or
+            `correction="off"` with an `importance_cap` or `importance_mask`.
     """
 
     form: LossForm = "clip"
@@ -169,20 +171,17 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
         for name in ("clip_high", "kl", "entropy"):
             check_number(f"PolicyLoss: {name}", getattr(self, name), low=0)
-        if self.dual_clip is not None:
-            check_number("PolicyLoss: dual_clip", self.dual_clip, above=1)
-            if self.form != "clip":
-                raise ConfigError(
-                    f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip', not "
-                    f"{self.form!r}: leave it out"
-                )
+        check_number("PolicyLoss: dual_clip", self.dual_clip, above=1, optional=True)
+        if self.dual_clip is not None and self.form != "clip":
+            idle = f"PolicyLoss: dual_clip={self.dual_clip} applies only to form='clip'"
+            raise ConfigError(f"{idle}, not {self.form!r}: leave it out")
         check_number("PolicyLoss: importance_cap", self.importance_cap, above=0, optional=True)
         check_number("PolicyLoss: importance_mask", self.importance_mask, above=1, optional=True)
-        if self.importance_cap is None and self.importance_level != "token":
-            raise ConfigError(
-                f"PolicyLoss: importance_level={self.importance_level!r} applies only to the "
-                "importance weight: set importance_cap too, such as importance_cap=2.0"
-            )
+        reason = "without importance_cap=: set that too, such as importance_cap=2.0"
+        validation.check_effect(self, "importance_level", self.importance_cap is not None, reason)
+        reason = "with importance_cap= or importance_mask=, which turn it off too: leave it out"
+        validation.check_effect(self, "correction", not self.needs_old_logprobs, reason)
+        validation.check_effect(self, "kl_estimator", self.kl, "without kl=: set it, as kl=0.02")
 
     @property
     def of_calls(self) -> str:
@@ -222,15 +221,18 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
 
     Raises:
         ConfigError: a rate or `max_grad_norm` not above 0; betas that are not two numbers in
-            [0, 1); a negative `weight_decay` or `warmup_steps`; `decay_steps` below 1.
+            [0, 1); a negative `weight_decay` or `warmup_steps`; `decay_steps` below 1; a
+            `muon_learning_rate` with another `name` than `muon`.
     """
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: torch.optim.Muon on the 2-D hidden matrices, AdamW on the rest."""
     learning_rate: float = 1e-6
     muon_learning_rate: float = 0.01
+    """Rate of the matrices that `muon` trains."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
+    """Decay of matrices; norms and biases do not decay."""
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
     decay_steps: int | None = None
@@ -241,6 +243,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
         check_choice("Optimizer: name", self.name, ("adamw", "muon"))
         check_number("Optimizer: learning_rate", self.learning_rate, above=0)
         check_number("Optimizer: muon_learning_rate", self.muon_learning_rate, above=0)
+        reason = f"with name={self.name!r}: set learning_rate=, or name='muon'"
+        validation.check_effect(self, "muon_learning_rate", self.name == "muon", reason)
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
             raise ConfigError(f"Optimizer: betas={self.betas!r} must be two numbers")
         for place, beta in enumerate(self.betas):
@@ -264,9 +268,10 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     learning_rate: float = 0.2
-    """Maximum change of a value per step, in standard deviations of the targets; falls to 0 over
-    the `steps` of each update. A rate of Adam as for the policy would depend on the model, because
-    a step of Adam changes a value by the rate times the hidden size."""
+    """Maximum change of a value per step, in standard deviations of the targets, for a call whose
+    state is one standard deviation from the mean in each dimension; it grows with this distance. It
+    falls to 0 over the `steps` of each update. A rate of Adam as for the policy would depend on the
+    model, because a step of Adam changes a value by the rate times the hidden size."""
     steps: int = 12
     """AdamW steps per update, each on all stored calls."""
     batches: int = 6
@@ -282,7 +287,7 @@ class Critic(msgspec.Struct, frozen=True, kw_only=True):
     unbiased, with groups.
     """
     warmup: int = 5
-    """Minimum number of iterations with lambda 1."""
+    """Minimum number of iterations with lambda 1; refused if `lam` is 1 anyway."""
 
     def __post_init__(self) -> None:
         check_number("Critic: learning_rate", self.learning_rate, above=0)

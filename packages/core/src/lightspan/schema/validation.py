@@ -9,6 +9,8 @@ from numbers import Integral
 from typing import Final, TypeGuard
 from urllib.parse import urlsplit
 
+import msgspec
+
 from lightspan.errors import ConfigError
 
 _UNBOUNDED: Final = (None, math.inf, -math.inf)
@@ -89,6 +91,20 @@ def check_kind(name: str, value: object, kind: type) -> None:
     """
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name}={value!r}: use lightspan.{kind.__name__}(…), or None")
+
+
+def check_effect(struct: msgspec.Struct, name: str, has_effect: object, reason: str) -> None:
+    """Raise `ConfigError` if a field has no effect and differs from its default.
+
+    Args:
+        struct: the settings; each of their fields has a default.
+        name: name of the field.
+        has_effect: whether the field has an effect with the other settings.
+        reason: why it has none, and what to do.
+    """
+    value, place = getattr(struct, name), struct.__struct_fields__.index(name)
+    if not has_effect and value != struct.__struct_defaults__[place]:
+        raise ConfigError(f"{type(struct).__name__}: {name}={value!r} has no effect {reason}")
 
 
 def check_url(url: str, what: str) -> None:

@@ -255,7 +255,8 @@ class Outcomes(NamedTuple):
         rollouts, scored, failed = (int(sum(line[name] for line in lines)) for name in names)
         items = [(key, value) for line in lines for key, value in line.items() if is_number(value)]
         calls = [(key, value) for key, value in items if key.startswith("calls/rejected:")]
-        apart = (":unscored", ":replayed", _UNDELIVERED)
+        # counted elsewhere
+        apart = (":unscored", ":replayed", ":target_kl", _UNDELIVERED)
         rejected = sum(v for k, v in calls if not k.endswith(apart))
         undelivered = sum(v for k, v in calls if k.endswith(_UNDELIVERED))
         silent, repeats = (sum(v for k, v in items if k == x) for x in ("silent", "lost_attempts"))
@@ -281,6 +282,8 @@ class Outcomes(NamedTuple):
 def mismatch_text(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return how much the probabilities of engine and learner differed in training, as text.
 
+    Steps are weighted by their trained tokens.
+
     Empty if there was no importance weight or mask, which follow from an engine that computes in
     another way than the learner.
 
@@ -290,10 +293,11 @@ def mismatch_text(metrics: Sequence[Mapping[str, Any]]) -> str:
     names = ("truncated", "masked")
     means: dict[str, float] = {}
     for name in ("mean", *names):
-        values = [line.get(f"learner/engine_ratio_{name}") for line in metrics]
-        numbers = [value for value in values if is_number(value)]
-        if numbers:
-            means[name] = math.fsum(numbers) / len(numbers)
+        key = f"learner/engine_ratio_{name}"
+        steps = [line for line in metrics if is_number(line.get(key))]
+        sizes = [line.get("batch/trained_tokens") or 1 for line in steps]
+        if steps:
+            means[name] = fmean((line[key] for line in steps), weights=sizes)
     shares = [f"{100 * means[name]:.2g} % {name}" for name in names if name in means]
     if not shares:
         return ""

@@ -175,6 +175,8 @@ class TrainerSettings:
                     f"{name}={value!r}: {self.algorithm.name} sets its own number of steps "
                     f"({plural(total, 'step')}); leave {name}= out"
                 )
+        if self.steps is not None and self.epochs != 1.0:
+            raise ConfigError(f"epochs={self.epochs} has no effect with steps=: give one of them")
         if self.has_policies:
             return
         weights_only = {

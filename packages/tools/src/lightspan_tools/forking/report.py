@@ -15,6 +15,7 @@ from lightspan.lightning.history import Trace
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import joined_text, output_messages_of
+from lightspan.schema.routing import Route
 from lightspan.schema.token_records import CallOutcome
 from lightspan.training.statistics import Interval, clustered_interval
 
@@ -46,7 +47,9 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     """Its answer at the call from which it continues."""
     sampled: int
-    """Number of its own calls, which were sampled."""
+    """Number of its own calls that the weights answered."""
+    endpoint: int
+    """Number of its own calls to endpoints of frozen agents, which may cost money."""
     repeated: int
     """Number of recorded calls that were repeated."""
     tokens: int
@@ -150,8 +153,13 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sampled(self) -> int:
-        """Number of sampled calls of all continuations."""
+        """Number of calls of all continuations that the weights answered."""
         return sum(each.sampled for each in self.continuations)
+
+    @property
+    def endpoint(self) -> int:
+        """Number of calls of all continuations to endpoints of frozen agents."""
+        return sum(each.endpoint for each in self.continuations)
 
     @property
     def tokens(self) -> int:
@@ -164,6 +172,7 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
             "continuations": len(self.continuations),
             "departed": sum(bool(each.departed) for each in self.continuations),
             "sampled_calls": self.sampled,
+            "endpoint_calls": self.endpoint,
             "repeated_calls": sum(each.repeated for each in self.continuations),
             "generated_tokens": self.tokens,
             "repeated_tool_calls": sum(each.tools for each in self.continuations),
@@ -238,10 +247,11 @@ class ForkReport(msgspec.Struct, frozen=True, kw_only=True):
         if failed:
             yield f"{len(failed)} failed: {shortened(failed[0].message, 200)}"
         tools = sum(each.tools for each in everything)
+        paid = f", {self.endpoint:,} calls to endpoints of frozen agents" if self.endpoint else ""
         yield (
             f"cost: {plural(len(everything), 'continuation')}, {self.sampled:,} calls and "
-            f"{self.tokens:,} tokens sampled; {sum(each.repeated for each in everything):,} calls "
-            f"repeated, {plural(tools, 'tool call')} ran again"
+            f"{self.tokens:,} tokens sampled{paid}; {sum(each.repeated for each in everything):,} "
+            f"calls repeated, {plural(tools, 'tool call')} ran again"
         )
         yield f"the continuations: lightspan inspect {self.folder}"
 
@@ -320,6 +330,7 @@ def continuation(episode: Episode, recorded: Episode) -> Continuation:
         reward=episode.reward,
         answer=answer_of(forked[0]) if forked else "",
         sampled=len({call.call_id for call in own if _is_sampled(call)}),
+        endpoint=len({call.call_id for call in own if call.route in _ENDPOINTS}),
         repeated=len(repeated),
         tokens=sum(len(call.record.response) // 4 for call in own if call.record is not None),
         tools=_tools_before(episode, recorded, forked, repeated),
@@ -349,10 +360,17 @@ def _tools_before(
     return sum(each.since is None or each.since < start for each in placed)
 
 
+_ENDPOINTS: Final = (Route.ENDPOINT, Route.APP)
+"""Routes of calls to endpoints: those of `frozen=LLM(…)`, and the app's own."""
+
+
 def _is_sampled(call: Call) -> bool:
-    """Return whether a call that was not replayed was sampled; a rejected call was not."""
+    """Return whether a call that was not replayed was sampled by the weights.
+
+    A rejected call was not, and neither was a call to an endpoint.
+    """
     is_answered = call.record is not None or call.outcome is not CallOutcome.ERROR
-    return is_answered and call.sequence_start is not None
+    return is_answered and call.sequence_start is not None and call.route not in _ENDPOINTS
 
 
 def point_report(

@@ -255,7 +255,7 @@ class ForkCommand:
         if point.refusal:
             raise DataError(
                 f"rollout {rollout_id} cannot be continued from call {point.number}: "
-                f"{point.refusal}{_advice(points, point)}"
+                f"{point.refusal}{_advice(points)}"
             )
         return point
 
@@ -416,10 +416,13 @@ def _loss(
     )
 
 
-def _advice(points: Sequence[ForkPoint], point: ForkPoint) -> str:
-    """Return from which calls before a refused one the rollout can be continued; empty for none."""
-    open_points = [each for each in points if each.number < point.number and not each.refusal]
-    return f"; fork at call {open_points[-1].number} or earlier" if open_points else ""
+def _advice(points: Sequence[ForkPoint]) -> str:
+    """Return from which calls a rollout can be continued, as the end of a sentence.
+
+    The last of `points` is the end of the rollout.
+    """
+    numbers = [str(point.number) for point in points[:-1] if not point.refusal]
+    return f". Calls that can: {', '.join(numbers)}" if numbers else ". No other call can"
 
 
 def _no_reward(report: r.PointReport) -> str:

@@ -33,6 +33,7 @@ from lightspan.stores.protocol import Store
 from lightspan.training.collector import Collector, read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Rewards, Scorer, ScoringPosition
+from lightspan_tools.rollout_view import FORK
 
 FORKS: Final = "forks"
 """Folder in the folder of a run with the folders of continuations."""
@@ -212,4 +213,4 @@ def fresh_folder(run: Path) -> Path:
 def _config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the recorded run that reports of its continuations show."""
     names = ("model", "optimize", "failure_reward", "metric", "max_length", "reward")
-    return {"algorithm": "fork", **{k: config[k] for k in names if k in config}}
+    return {"algorithm": FORK, **{k: config[k] for k in names if k in config}}
