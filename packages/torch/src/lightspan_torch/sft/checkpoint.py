@@ -41,6 +41,7 @@ class Unfinished:
     def __init__(self, target: Path) -> None:
         target = target.absolute()  # "." has no name
         self.path = target.with_name(f"{target.name}.unfinished")
+        self._part = target.with_name(f"{target.name}.unfinished.part")
 
     def write(self, learner: Learner, progress: Progress) -> None:
         """Write the checkpoint, replacing an earlier one.
@@ -50,11 +51,13 @@ class Unfinished:
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        part = self.path.with_name(f"{self.path.name}.part")
+        part = self._part
         shutil.rmtree(part, ignore_errors=True)
         learner.save(part / _LEARNER)
         try:
-            (part / _PROGRESS).write_bytes(msgspec.json.encode(progress))
+            encoded = part / f"{_PROGRESS}.part"
+            encoded.write_bytes(msgspec.json.encode(progress))
+            encoded.rename(part / _PROGRESS)  # last, so that a folder with it is complete
             self.remove()
             part.rename(self.path)
         except OSError as error:
@@ -70,6 +73,8 @@ class Unfinished:
             ConfigError: the checkpoint has other settings or demonstrations.
         """
         try:
+            if not self.path.exists() and (self._part / _PROGRESS).exists():
+                self._part.rename(self.path)  # the process was killed before `write` did it
             progress = msgspec.json.decode((self.path / _PROGRESS).read_bytes(), type=Progress)
         except FileNotFoundError:
             return None
