@@ -1,4 +1,7 @@
-"""Run models in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes."""
+"""Run models in the trainer's process.
+
+`engine` samples, `learner` trains, `sft` imitates, `preferences` learns from verdicts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from lightspan_torch.engine.config import Transformers as Transformers
     from lightspan_torch.engine.parameter_count import count_parameters as count_parameters
     from lightspan_torch.learner.config import Torch as Torch
+    from lightspan_torch.preferences.algorithm import Preferences as Preferences
     from lightspan_torch.sft.algorithm import SFT as SFT
 
 _sleep_while_waiting()
@@ -18,6 +22,7 @@ _sleep_while_waiting()
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
+        "Preferences": "lightspan_torch.preferences.algorithm",
         "SFT": "lightspan_torch.sft.algorithm",
         "Torch": "lightspan_torch.learner.config",
         "Transformers": "lightspan_torch.engine.config",

@@ -29,6 +29,9 @@ class Progress(msgspec.Struct, kw_only=True):
     """Loss of each update that was made."""
     seconds: float
     """CPU seconds that the learner has used."""
+    curve: list[dict[str, float]] = []
+    """Metrics of held-out examples, each with `update`, the number of updates before. `SFT` has
+    none."""
 
 
 class Unfinished:
@@ -41,7 +44,8 @@ class Unfinished:
     def __init__(self, target: Path) -> None:
         target = target.absolute()  # "." has no name
         self.path = target.with_name(f"{target.name}.unfinished")
-        self._part = target.with_name(f"{target.name}.unfinished.part")
+        self._part = self.path.with_name(f"{self.path.name}.part")
+        self._old = self.path.with_name(f"{self.path.name}.old")
 
     def write(self, learner: Learner, progress: Progress) -> None:
         """Write the checkpoint, replacing an earlier one.
@@ -73,8 +77,9 @@ class Unfinished:
             ConfigError: the checkpoint has other settings or demonstrations.
         """
         try:
-            if not self.path.exists() and (self._part / _PROGRESS).exists():
-                self._part.rename(self.path)  # the process was killed before `write` did it
+            if (self._part / _PROGRESS).exists():  # `write` was killed before its last line
+                self.remove()
+                self._part.rename(self.path)
             progress = msgspec.json.decode((self.path / _PROGRESS).read_bytes(), type=Progress)
         except FileNotFoundError:
             return None
@@ -90,7 +95,10 @@ class Unfinished:
 
     def remove(self) -> None:
         """Delete the checkpoint."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.rmtree(self._old, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(self._old)  # a checkpoint that is deleted halfway could not be read
+        shutil.rmtree(self._old, ignore_errors=True)
 
 
 @contextlib.contextmanager
