@@ -85,7 +85,7 @@ class PreferencesResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """Examples of one loss, with what is to be said about them."""
+    """Examples of one loss, with their check."""
 
     check: PreferenceCheck
     verdicts: list[Verdict]
@@ -237,11 +237,11 @@ class Preferences:
             examples: a list of verdicts or pairs, a `Dataset` of Hugging Face with one in each row,
                 or the path of a `.jsonl` file with one on each line. A verdict is
                 `{"messages": […], "label": true}`, whose last message is the answer, or has
-                `"reward": 0.8` instead of the label. A pair is `{"messages": […], "chosen": {…}, "rejected": {…}}`, whose
-                messages are the prompt. Both may have `"tools"`. TRL's form (`"prompt"`,
-                `"completion"`) and OpenAI's (`"input"`, `"preferred_output"`,
-                `"non_preferred_output"`) are read too, and `Verdict` and `Pair` of token ids. None
-                with `from_store`.
+                `"reward": 0.8` instead of the label. A pair is
+                `{"messages": […], "chosen": {…}, "rejected": {…}}`, whose messages are the prompt.
+                Both may have `"tools"`. TRL's form (`"prompt"`, `"completion"`) and OpenAI's
+                (`"input"`, `"preferred_output"`, `"non_preferred_output"`) are read too, and
+                `Verdict` and `Pair` of token ids. None with `from_store`.
             folder: folder for the model, created if necessary.
             reporter: reports progress; None for the terminal.
             resume: whether to continue from the checkpoint. If there is none, the training starts
