@@ -23,10 +23,15 @@ log-likelihood, in which each token of answer i has the weight -c_i.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+TIE: Final = 1e-4
+"""Largest difference of two r that counts as none. The log-probability of an answer is a sum of
+float32 numbers, whose last digits depend on how sequences are batched."""
 
 
 def kl_reference(ratios: Tensor) -> Tensor:
@@ -92,7 +97,7 @@ def mean_and_gradient(
 def ranking_accuracy(better: Tensor, worse: Tensor) -> float | None:
     """Return the share of all combinations in which the better answer has the higher r.
 
-    It is the area under the ROC curve. Equal values count as half. None if one side is empty.
+    It is the area under the ROC curve. None if one side is empty.
 
     Args:
         better: [n] r of desirable answers.
@@ -100,5 +105,10 @@ def ranking_accuracy(better: Tensor, worse: Tensor) -> float | None:
     """
     if not len(better) or not len(worse):
         return None
-    differences = better[:, None] - worse[None, :]
-    return float(((differences.sign() + 1) / 2).mean())
+    return share_above(better[:, None] - worse[None, :])
+
+
+def share_above(differences: Tensor) -> float:
+    """Return the share of differences above 0. Those within `TIE` of 0 count as half."""
+    wins = (differences > TIE).double() + (differences.abs() <= TIE).double() / 2
+    return float(wins.mean())

@@ -23,6 +23,7 @@ from lightspan_torch.preferences.losses import (
     kto_losses,
     mean_and_gradient,
     ranking_accuracy,
+    share_above,
 )
 from lightspan_torch.sft.updates import training_row
 
@@ -184,7 +185,7 @@ class DPO:
         return {
             "loss": float(self._losses(ratios).mean()),
             "margin": self._beta * float(differences.mean()),
-            "accuracy": float(((differences.sign() + 1) / 2).mean()),
+            "accuracy": share_above(differences),
         }
 
     def _both(self, examples: Sequence[int]) -> list[Answer]:
