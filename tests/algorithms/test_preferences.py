@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -152,42 +151,52 @@ def test_an_interrupted_run_continues_to_the_same_weights(
     assert not (tmp_path / "model.unfinished").exists()
 
 
+KILLED: dict[str, Any] = {
+    "learning_rate": 3e-3,
+    "batch_size": 2,
+    "epochs": 4,
+    "held_out": 0.34,
+    "checkpoint_every": 1,
+}
 PROGRAM = """
 import json, sys
 from lightspan.progress import SilentReporter
 from lightspan_torch import Preferences
 
-class Told(SilentReporter):
+class Lines(SilentReporter):
     def advance(self, count=1, **values):
         print("updated", flush=True)
 
-preferences = Preferences(sys.argv[1], learning_rate=3e-3, batch_size=2, epochs=20, held_out=0.34,
-                          checkpoint_every=1)
-preferences.fit(json.loads(sys.argv[3]), sys.argv[2], reporter=Told(), resume=True)
+model, folder, options, examples = map(json.loads, sys.argv[1:])
+Preferences(model, **options).fit(examples, folder, reporter=Lines())
 """
 
 
 @pytest.mark.slow
 def test_a_killed_run_continues_to_the_same_weights(tiny: Path, tmp_path: Path) -> None:
-    """Kill -9 a process at several moments, and resume each time."""
-    arguments = [sys.executable, "-c", PROGRAM, str(tiny)]
-    whole, target = tmp_path / "whole", tmp_path / "model"
-    data = json.dumps(VERDICTS)
-    subprocess.run([*arguments, str(whole), data], check=True, stdout=subprocess.DEVNULL)
-    for delay_s in (0.0, 0.02, 0.05):
-        process = subprocess.Popen(
-            [*arguments, str(target), data], stdout=subprocess.PIPE, text=True
-        )
+    """Kill -9 a process after some updates, perhaps while it writes a checkpoint."""
+    target = tmp_path / "model"
+    arguments = map(json.dumps, (str(tiny), str(target), KILLED, VERDICTS))
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for _ in range(4):
             assert process.stdout.readline() == "updated\n"
-        time.sleep(delay_s)
         process.kill()
         assert process.wait() == -signal.SIGKILL
-        process.stdout.close()
-        assert not target.exists()
-    subprocess.run([*arguments, str(target), data], check=True, stdout=subprocess.DEVNULL)
-    weights = [(path / "model.safetensors").read_bytes() for path in (whole, target)]
+    assert not target.exists()
+    updates: list[Any] = []
+
+    class Counted(SilentReporter):
+        def advance(self, count: int = 1, **values: float | str) -> None:
+            updates.append(count)
+
+    resumed = Preferences(tiny, **KILLED).fit(VERDICTS, target, reporter=Counted(), resume=True)
+    assert updates[0] > 0  # those of the process that was killed
+    whole = Preferences(tiny, **KILLED).fit(VERDICTS, tmp_path / "whole", reporter=QUIET)
+    assert (resumed.losses, resumed.curve) == (whole.losses, whole.curve)
+    weights = [(path / "model.safetensors").read_bytes() for path in (whole.model, target)]
     assert weights[0] == weights[1]
 
 
@@ -505,26 +514,13 @@ def test_a_correction_of_an_attempt_is_of_its_only_call(
 ) -> None:
     url = f"sqlite:{tmp_path / 'copy.db'}"
     shutil.copy(production.removeprefix("sqlite:"), tmp_path / "copy.db")
-    with lightspan_store(url) as store:
-        attempt = asyncio.run(_first_attempt(store))
+    attempt = asyncio.run(_first_attempt(url))
     arguments = ["feedback", "--store", url, attempt, "0", "--correction", "Paris"]
     assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("0 on attempt")
     assert ("Paris", float("inf")) in _texts(tiny, url, agents=["answerer"])
     both = load_rated_calls(url, Query(), [])
     assert both.left_out["corrections of attempts with several calls"] == 1
-
-
-class lightspan_store:
-    """Give the URL of a store, as a context."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __enter__(self) -> str:
-        return self.url
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 async def _first_attempt(url: str) -> str:

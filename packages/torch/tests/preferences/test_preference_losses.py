@@ -158,7 +158,8 @@ def _moved(learner: TorchLearner) -> Any:
 
 def _caught(learner: TorchLearner, update: Any) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Return the metrics of an update and its gradients by name; no weight changes."""
-    stepper, caught = learner._steppers[POLICY], {}
+    stepper = learner._steppers[POLICY]
+    caught: dict[str, Tensor] = {}
 
     def catch() -> float:
         caught.update(
