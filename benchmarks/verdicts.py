@@ -87,15 +87,15 @@ def messages_of(task: str, split: str) -> list[Any]:
 
 def ask(task: str, url: str, temperature: float) -> Callable[[Any], bool]:
     """Return the function that runs the app on a message, and says whether it was right."""
+    client = openai.OpenAI(base_url=url, api_key="unused")
+    [policy] = client.models.list().data
     if task == "desk":
         from desk_example.app import PROMPT, parse_department, turns
-
-        client = openai.OpenAI(base_url=url, api_key="unused")
 
         def desk(message: Any) -> bool:
             with lightspan.agent("desk"):
                 reply = client.chat.completions.create(
-                    model="m",
+                    model=policy.id,
                     messages=turns(PROMPT, message["message"]),
                     temperature=temperature,
                     max_tokens=4,
@@ -109,7 +109,7 @@ def ask(task: str, url: str, temperature: float) -> Callable[[Any], bool]:
 
     lightspan_langgraph.instrument()
     model = chat_model(
-        "router", base_url=url, api_key="unused", temperature=temperature, max_tokens=6
+        policy.id, base_url=url, api_key="unused", temperature=temperature, max_tokens=6
     )
     graph = build_graph(model)
 
