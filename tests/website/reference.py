@@ -32,7 +32,7 @@ PAGES = ROOT / "docs/reference"
 MADE = "<!-- made by `python tests/website/reference.py`: edit the code, not this page -->"
 SETTINGS = {
     "Training": ["Trainer"],
-    "Algorithms": ["LightningRL", "SFT", "GEPA", "APO", "Alternate"],
+    "Algorithms": ["LightningRL", "SFT", "Preferences", "GEPA", "APO", "Alternate"],
     "Parts of algorithms": [
         *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Replay", "Policy"),
         *("LLM", "Judge", "Price", "PromptTemplate"),
