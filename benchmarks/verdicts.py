@@ -101,7 +101,7 @@ def ask(task: str, url: str, temperature: float) -> Callable[[Any], bool]:
                     max_tokens=4,
                 )
             answer = parse_department(reply.choices[0].message.content or "")
-            return answer == message["department"]
+            return bool(answer == message["department"])
 
         return desk
     import lightspan_langgraph
@@ -222,10 +222,9 @@ def train(key: Key, start: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def _reinforce(key: Key, start: Path, folder: Path) -> Path:
     """Train with the true metric, on as many rollouts as there were answers."""
-    if key.task == "desk":
-        from desk_example.training import route as app
-    else:
-        from router_example.training import answer as app
+    app = "desk_example.training:route"
+    if key.task == "router":
+        app = "router_example.training:answer"
     algorithm = LightningRL(
         str(start), lora=LoRA(), group_size=ANSWERS, tasks_per_step=8, seed=key.seed
     )

@@ -519,6 +519,8 @@ def test_a_correction_of_an_attempt_is_of_its_only_call(
     assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("0 on attempt")
     assert ("Paris", float("inf")) in _texts(tiny, url, agents=["answerer"])
+    assert main(["inspect", url, attempt]) == 0
+    assert "better: 'Paris'" in capsys.readouterr().out
     both = load_rated_calls(url, Query(), [])
     assert both.left_out["corrections of attempts with several calls"] == 1
 
@@ -602,6 +604,18 @@ def test_calls_of_a_training_have_their_exact_tokens(
 def _episode(record: TokenRecord, **fields: Any) -> Any:
     attempt = make_attempt(status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK, **fields)
     return build_episode(attempt, make_rollout(), [], [record])
+
+
+def test_records_of_another_tokenizer_are_counted(tiny: Path) -> None:
+    """Token ids outside the vocabulary would be an error of the model."""
+    result = RatedCalls()
+    for ids in ((9, 10), (9, 200_000)):
+        _add(_episode(make_record("c", (7, 8), ids)), [], result)
+    rated = Rated()
+    rated.add_stored(result.calls, load_tokenizer(tiny))
+    assert len(rated.answers) == 1
+    assert rated.left_out == {"not for this model": 1}
+    assert "call 1 has the token 200000, but the model's tokenizer has" in rated.example
 
 
 def test_damaged_and_truncated_records_are_counted() -> None:
