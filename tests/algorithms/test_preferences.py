@@ -79,6 +79,7 @@ def _logprob(model: Path, question: str, text: str) -> float:
     return sum(scores[len(prompt) :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("examples", "loss"), [(VERDICTS, "kto"), (PAIRS, "dpo")])
 def test_the_better_answers_become_more_likely(
     tiny: Path, tmp_path: Path, examples: list[Any], loss: str
