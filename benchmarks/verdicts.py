@@ -71,7 +71,7 @@ class Key(NamedTuple):
 
 def design() -> str:
     """Return a hash of the numbers above."""
-    numbers = [MESSAGES, ANSWERS, COVERAGE, NOISE, EPOCHS, HELD_OUT, "lora 16, default rate"]
+    numbers = [MESSAGES, ANSWERS, COVERAGE, NOISE, EPOCHS, HELD_OUT, "desk: good prompt"]
     return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:12]
 
 
@@ -90,13 +90,14 @@ def ask(task: str, url: str, temperature: float) -> Callable[[Any], bool]:
     client = openai.OpenAI(base_url=url, api_key="unused", timeout=3600)
     [policy] = client.models.list().data
     if task == "desk":
-        from desk_example.app import PROMPT, parse_department, turns
+        from desk_example.app import parse_department, turns
+        from desk_example.candidates import GOOD
 
         def desk(message: Any) -> bool:
             with lightspan.agent("desk"):
                 reply = client.chat.completions.create(
                     model=policy.id,
-                    messages=turns(PROMPT, message["message"]),
+                    messages=turns(GOOD, message["message"]),
                     temperature=temperature,
                     max_tokens=4,
                 )
@@ -222,7 +223,7 @@ def train(key: Key, start: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def _reinforce(key: Key, start: Path, folder: Path) -> Path:
     """Train with the true metric, on as many rollouts as there were answers."""
-    app = "desk_example.training:route"
+    app = "_verdicts_app:desk"
     if key.task == "router":
         app = "router_example.training:answer"
     algorithm = LightningRL(
