@@ -6,7 +6,6 @@ from typing import Any
 
 from desk_example.app import route
 from desk_example.candidates import GOOD
-
 from lightspan import rollout
 
 

@@ -28,7 +28,7 @@ from lightspan.lightning.episode import build_episode
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.token_records import TokenRecord
-from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_torch import Preferences
 from lightspan_torch.engine.tokenizer import load_tokenizer
@@ -532,6 +532,28 @@ async def _first_attempt(url: str) -> str:
     async with open_existing(url) as store:
         rows = (await store.summaries(newest=True)).rows
         return str(rows[-1].attempt_id)
+
+
+def test_an_answer_that_was_cut_off_has_no_end(tiny: Path, tmp_path: Path) -> None:
+    """SFT leaves it out. Answers that a filter cut off are left out here too."""
+    url, finishes = f"sqlite:{tmp_path / 'cut.db'}", iter(["length", "content_filter"])
+    with (
+        ScriptedServer(
+            lambda request: Reply(text="Rome is", finish_reason=next(finishes))
+        ) as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        lightspan.record(url),
+    ):
+        messages: Any = _asked("capital?")
+        ids = [client.chat.completions.create(model="m", messages=messages).id for _ in range(2)]
+    for identifier in ids:
+        lightspan.feedback(identifier, 0.0, store=url)
+    calls = load_rated_calls(url, Query(), [])
+    assert calls.left_out["cut off"] == 1
+    rated, tokenizer = Rated(), load_tokenizer(tiny)
+    rated.add_stored(calls.calls, tokenizer)
+    [(demo, score)] = rated.answers
+    assert (demo.response_ids, score) == (tokenizer.encode("Rome is"), 0.0)
 
 
 def test_an_agent_that_no_call_has_is_reported(tiny: Path, production: str, lines: Any) -> None:

@@ -111,7 +111,8 @@ class Preferences:
     attempt. The correction of an answer (`lightspan.feedback(…, correction=)`) is another answer,
     which ranks above all others. Answers to the same prompt make pairs: the best with the worst,
     the second best with the second worst, and so on. The calls that `SFT` leaves out are left out
-    and counted here too.
+    and counted here too, except answers that the limit of tokens cut off: these are learned from
+    without the token that ends an answer.
 
     From the store of a training, the calls of its rollouts are read with their exact token ids and
     rewards. The model must have the tokenizer of the run's model.

@@ -55,6 +55,9 @@ class Rated:
         """Add the rated calls of a store. Calls that do not suit the model are left out."""
         for index, call in enumerate(calls):
             demo = self._render(call.answer, tokenizer, f"call {index}", is_strict=False)
+            if demo is not None and call.is_cut and demo.response_ids[-1] in tokenizer.eos_ids:
+                ids = demo.response_ids[:-1]  # the model did not end here
+                demo = msgspec.structs.replace(demo, response_ids=ids) if ids else None
             if demo is not None:
                 self.answers.append((demo, call.score))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from lightspan.algorithms.recorded_attempts import (
     CHUNK_SIZE,
     Query,
     chat_of,
+    has_answer,
     read_attempts,
     score_of,
 )
@@ -25,6 +26,8 @@ from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
 from lightspan_torch.sft.rendering import Demonstration
 
+CUT_OFF: Final = "cut off"
+"""Reason of `chat_of` to leave out an answer that is not complete."""
 CORRECTED: Final = math.inf
 """Score of a correction, which ranks above all answers to its prompt."""
 _ID_SIZE: Final = 4
@@ -38,6 +41,8 @@ class RatedCall:
     answer: Any
     """The prompt and the answer: `Demonstration` with the exact token ids, or a chat."""
     score: float
+    is_cut: bool = False
+    """Whether the answer of the chat was cut off by the limit of tokens, so that it has no end."""
 
 
 @dataclass(slots=True)
@@ -118,11 +123,12 @@ def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
             result.left_out["corrections of attempts with several calls"] += 1
     for call in selected:
         answer, rejection = _answer_of(episode, call)
+        is_cut = rejection == CUT_OFF and _is_cut(answer["messages"], call)
         score = score_of(episode, call)
-        if rejection or score is None:
-            result.left_out[rejection or "unscored"] += 1
+        if score is None or (rejection and not is_cut):
+            result.left_out["unscored" if score is None else rejection] += 1
             continue
-        result.calls.append(RatedCall(answer, score))
+        result.calls.append(RatedCall(answer, score, is_cut))
         if call.call_id in corrections and not isinstance(answer, Demonstration):
             correction = {"role": "assistant", "content": corrections[call.call_id]}
             chat = {**answer, "messages": [*answer["messages"][:-1], correction]}
@@ -150,6 +156,16 @@ def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
     if rejection:
         return None, rejection
     return Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids), ""
+
+
+def _is_cut(messages: Sequence[Mapping[str, Any]], call: Call) -> bool:
+    """Return whether an answer is a text that the limit of tokens cut off, and nothing else.
+
+    SFT must not imitate it. A verdict on it is as good as on others, because the app got it so.
+    """
+    *prompt, answer = messages
+    is_text = has_answer(answer) and not answer.get("tool_calls")
+    return is_text and call.finish == "length" and prompt[-1]["role"] != "assistant"
 
 
 def _is_whole(record: TokenRecord) -> bool:
