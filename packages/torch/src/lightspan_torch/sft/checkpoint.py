@@ -56,6 +56,7 @@ class Unfinished:
             CheckpointError: the checkpoint cannot be written.
         """
         part = self._part
+        (part / _PROGRESS).unlink(missing_ok=True)  # first, as the folder is no longer complete
         shutil.rmtree(part, ignore_errors=True)
         learner.save(part / _LEARNER)
         try:
