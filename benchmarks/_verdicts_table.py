@@ -26,6 +26,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with a row for each task and arm, and what has failed or is left."""
+    rows = [row for row in rows if row["design"] == rows[-1]["design"]]
     scored = [row for row in rows if "mean" in row]
     if not scored:
         return "Nothing has been run yet."
