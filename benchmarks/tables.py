@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import _task_choice_table as task_choice
+import _verdicts_table as verdicts
 from _report import Figure, cells as figure_cells
 
 HERE: Final = Path(__file__).parent
@@ -59,6 +60,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
         ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
+        ROOT / "docs/evidence/verdicts.md": {
+            "verdicts": verdicts.table(verdicts.rows_of(verdicts.RESULTS))
+        },
         ROOT / "docs/guides/fork.md": {"losses": losses_table(results["losses"])},
         ROOT / "docs/evidence/gpu.md": {"gpu": parts_table(results)},
         ROOT / "docs/guides/task-choice.md": {

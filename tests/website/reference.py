@@ -35,7 +35,9 @@ TABLE = ROOT / "packages/core/src/lightspan/troubleshooting.tsv"
 MADE = "<!-- made by `python tests/website/reference.py`: edit the code, not this page -->"
 SETTINGS = {
     "Training": ["Trainer"],
-    "Algorithms": ["LightningRL", "RejectionSampling", "SFT", "GEPA", "APO", "Alternate"],
+    "Algorithms": [
+        *("LightningRL", "RejectionSampling", "SFT", "Preferences", "GEPA", "APO", "Alternate"),
+    ],
     "Parts of algorithms": [
         *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Replay", "Policy"),
         *("Forks", "LLM", "Judge", "Price", "PromptTemplate"),

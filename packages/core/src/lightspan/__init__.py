@@ -52,8 +52,13 @@ if TYPE_CHECKING:
     from lightspan_prompts import APO as APO, GEPA as GEPA, Alternate as Alternate, Judge as Judge
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
-    from lightspan_torch import SFT as SFT, Torch as Torch, Transformers as Transformers
-    from lightspan_torch.rejection_sampling import RejectionSampling as RejectionSampling
+    from lightspan_torch import (
+        SFT as SFT,
+        Preferences as Preferences,
+        RejectionSampling as RejectionSampling,
+        Torch as Torch,
+        Transformers as Transformers,
+    )
     from lightspan_verl.config import Verl as Verl
     from lightspan_vllm.config import VLLM as VLLM
 

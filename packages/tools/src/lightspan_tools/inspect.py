@@ -513,6 +513,8 @@ def _span_line(span: Span, entry: CallCoverage | None) -> str:
         parts.append(_number(_as_float(span.attributes.get(c.REWARD_VALUE))))
         if c.FEEDBACK_COMMENT in span.attributes:
             parts.append(repr(span.attributes[c.FEEDBACK_COMMENT]))
+        if c.FEEDBACK_CORRECTION in span.attributes:
+            parts.append(f"better: {span.attributes[c.FEEDBACK_CORRECTION]!r}")
     if entry is not None:
         parts.append(f"-> {entry.status}")
     if span.status is SpanStatus.ERROR:

@@ -1,5 +1,6 @@
-"""Run models in the trainer's process: `engine` samples, `learner` trains, `sft` fine-tunes.
+"""Run models in the trainer's process.
 
+`engine` samples, `learner` trains, `sft` imitates, `preferences` learns from verdicts.
 `rejection_sampling` is the algorithm that imitates the best of several rollouts; `imitation`
 explains to `lightspan inspect` what was imitated.
 """
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lightspan_torch.engine.config import Transformers as Transformers
     from lightspan_torch.engine.parameter_count import count_parameters as count_parameters
     from lightspan_torch.learner.config import Torch as Torch
+    from lightspan_torch.preferences.algorithm import Preferences as Preferences
     from lightspan_torch.rejection_sampling import RejectionSampling as RejectionSampling
     from lightspan_torch.sft.algorithm import SFT as SFT
 
@@ -23,6 +25,7 @@ _sleep_while_waiting()
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
+        "Preferences": "lightspan_torch.preferences.algorithm",
         "RejectionSampling": "lightspan_torch.rejection_sampling",
         "SFT": "lightspan_torch.sft.algorithm",
         "Torch": "lightspan_torch.learner.config",

@@ -18,13 +18,15 @@ def add(commands: Any) -> None:
     parser.add_argument("reward", type=float, metavar="REWARD", help="a number; higher is better")
     parser.add_argument("--store", metavar="URL", help="URL of the store (LIGHTSPAN_STORE)")
     parser.add_argument("--comment", metavar="TEXT", help="comment for readers")
+    parser.add_argument("--correction", metavar="TEXT", help="a better answer, to learn from")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> str:
     from lightspan.production.feedback import feedback
 
-    reward = feedback(options.id, options.reward, store=options.store, comment=options.comment)
+    texts = {"comment": options.comment, "correction": options.correction}
+    reward = feedback(options.id, options.reward, store=options.store, **texts)
     target = f"attempt {reward.attempt_id}"
     if reward.call_id is not None:
         target = f"call {reward.call_id} of {target}"

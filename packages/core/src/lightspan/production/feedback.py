@@ -50,6 +50,7 @@ def feedback(
     *,
     store: str | os.PathLike[str] | None = None,
     comment: str | None = None,
+    correction: str | None = None,
 ) -> Rated:
     """Rate an attempt or a call, in any process, at any time after it has ended.
 
@@ -63,6 +64,8 @@ def feedback(
         store: URL of the store; None for the store to which this process records
             (`lightspan.record`), or for the value of `LIGHTSPAN_STORE` if it does not record.
         comment: a text that is stored with the feedback; None for no comment.
+        correction: a better answer than the call's, or than that of the attempt's only call, from
+            which `Preferences` learns; None for none.
 
     Returns:
         The attempt or call that was rated.
@@ -83,7 +86,8 @@ def feedback(
     if not url:
         raise ConfigError(f"feedback needs a store: give store=, or set {STORE_VARIABLE}")
     record.flush()  # the attempt may be this process's
-    return run_sync(_rate(url, id, parsed, comment))
+    texts = {c.FEEDBACK_COMMENT: comment, c.FEEDBACK_CORRECTION: correction}
+    return run_sync(_rate(url, id, parsed, texts))
 
 
 def _parse_reward(reward: float | bool | Mapping[str, float]) -> Reward:
@@ -97,18 +101,12 @@ def _parse_reward(reward: float | bool | Mapping[str, float]) -> Reward:
     return parsed
 
 
-async def _rate(url: str, id: str, reward: Reward, comment: str | None) -> Rated:
+async def _rate(url: str, id: str, reward: Reward, texts: Mapping[str, str | None]) -> Rated:
     async with open_existing(url) as store:
         attempt, call_id = await _find(store, id)
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
-        attributes = clean_attributes(
-            {
-                c.FEEDBACK: True,
-                **reward_attributes(reward),
-                c.REWARD_CALL_ID: call_id,
-                c.FEEDBACK_COMMENT: comment,
-            }
-        )
+        rating = {c.FEEDBACK: True, **reward_attributes(reward), c.REWARD_CALL_ID: call_id}
+        attributes = clean_attributes({**rating, **texts})
         given = (each.attributes for each in spans if each.attributes.get(c.FEEDBACK))
         last = [each for each in given if each.get(c.REWARD_CALL_ID) == call_id][-1:]
         if last != [attributes]:

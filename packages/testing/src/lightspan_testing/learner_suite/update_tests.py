@@ -73,6 +73,18 @@ class UpdateTests(LearnerTests):
         assert twice["loss"] == pytest.approx(2 * once["loss"], rel=1e-5)
         assert twice["grad_norm"] == pytest.approx(2 * once["grad_norm"], rel=1e-5)
 
+    def test_a_weight_below_zero_makes_tokens_less_likely(self, folder: Path, model: Any) -> None:
+        """Check the opposite gradient, by which algorithms learn from answers that are worse."""
+        rows = make_rows(model)
+        negative = [replace(row, weights=[-weight for weight in row.weights]) for row in rows]
+        once = self.make_learner({"writer": folder}).update(rows, SFTLoss())
+        learner = self.make_learner({"writer": folder})
+        before = sum(map(sum, learner.score(rows)))
+        opposite = learner.update(negative, SFTLoss())
+        assert opposite["loss"] == pytest.approx(-once["loss"], rel=1e-5)
+        assert opposite["grad_norm"] == pytest.approx(once["grad_norm"], rel=1e-5)
+        assert sum(map(sum, learner.score(rows))) < before
+
     def test_untrained_tokens_do_not_matter(self, folder: Path, model: Any) -> None:
         """Advantages, weights and log-probabilities of untrained tokens have no effect."""
         rows = make_rows(model)

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import msgspec
 
-from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.protocol import local_model
-from lightspan.algorithms.recorded_attempts import (
-    NO_ANSWER,
-    Query,
-    Time,
-    has_answer,
-    reward_bound,
-)
+from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
 from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
-from lightspan.lightning.selection import unknown_agents
 from lightspan.progress import Reporter, default_reporter
-from lightspan.protocols.learner import Learner, LoRA, Optimizer, SFTLoss, check_lora
+from lightspan.protocols.learner import LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
@@ -36,23 +26,17 @@ from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
-from lightspan_torch.sft.chat_dataset import load_chats
-from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
+from lightspan_torch.sft.chat_dataset import load_chats, report_unmatched
+from lightspan_torch.sft.checkpoint import Progress, Unfinished
+from lightspan_torch.sft.rendering import (
+    Demonstration,
+    Turns,
+    read_examples,
+    render_demonstration,
+)
+from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches, training_row
 
-POLICY = "policy"
-
-Turns: TypeAlias = Literal["last", "all"]
-"""Which assistant messages of a chat are imitated: the last, or all."""
-
-
-class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the answer to imitate, as token ids."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    earlier: list[tuple[int, int]] = []
-    """Intervals [start, end) of `prompt_ids` that are earlier answers. They are imitated too,
-    whatever `SFT.turns` is."""
+__all__ = ["SFT", "Demonstration", "SFTResult", "Turns", "demonstrations_from"]
 
 
 class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,12 +196,8 @@ class SFT:
         reporter = reporter or default_reporter()
         from lightspan_torch.learner.torch import TorchLearner
 
-        if isinstance(demonstrations, str | Path):
-            demonstrations = read_jsonl(Path(demonstrations), "demonstrations", "chat")
-        if hasattr(demonstrations, "iloc"):  # pandas, where iteration would yield columns
-            raise DataError("demonstrations is a table: give its rows, data.to_dict('records')")
-        if type(demonstrations).__module__.partition(".")[0] == "datasets":
-            demonstrations = _without_nulls(demonstrations, reporter)
+        if demonstrations is not None:
+            demonstrations = read_examples(demonstrations, "demonstrations", "chat", reporter)
         tokenizer = load_tokenizer(self.model)
         left_out: Counter[str] = Counter()
         if demonstrations is None:
@@ -237,7 +217,14 @@ class SFT:
         progress = Progress(work=self._work(prepared), losses=[], seconds=0.0)
         if resume:
             progress = unfinished.read(learner, progress.work) or progress
-        self._imitate(learner, prepared, reporter, progress, unfinished)
+        batches = shuffled_batches(len(prepared), self.epochs, self.batch_size, self.seed)
+
+        def imitate(batch: Sequence[int]) -> dict[str, float]:
+            rows = self._rows([prepared[index] for index in batch])
+            return {"loss": learner.update(rows, SFTLoss())["loss"]}
+
+        title = "imitating", f"imitated {len(prepared)} demonstrations"
+        run_updates(learner, batches, imitate, progress, unfinished, reporter, title)
         learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
         unfinished.remove()
         return SFTResult(
@@ -265,10 +252,7 @@ class SFT:
         left_out.update(stored.left_out)
         prepared, example = self._rendered(stored.chats, tokenizer, left_out, is_strict=False)
         counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
-        patterns = [self.agents] if isinstance(self.agents, str) else self.agents
-        unmatched = [p for p in patterns if not any(matches(p, path) for path in stored.agents)]
-        if unmatched and stored.agents:
-            reporter.line(f"agents=: {unknown_agents(unmatched, sorted(stored.agents))}")
+        report_unmatched(self.agents, stored.agents, reporter)
         if not prepared:
             raise DataError(
                 f"store {self.from_store} has no call to imitate with "
@@ -334,12 +318,13 @@ class SFT:
         """
         prepared, example = [], ""
         for index, demo in enumerate(demonstrations):
+            label = f"demonstrations[{index}]"
             try:
-                ids = _prepared(demo, tokenizer, index, self.turns, left_out)
+                ids = render_demonstration(demo, tokenizer, label, self.turns, left_out)
                 prepared += [] if ids is None else [ids]
             except (ModelError, ContextOverflowError) as error:
                 left_out["not for this model"] += 1
-                example = f" (demonstrations[{index}]: {error})"
+                example = f" ({label}: {error})"
             except DataError as error:
                 if is_strict:
                     raise
@@ -361,60 +346,17 @@ class SFT:
         }
         return hashlib.sha256(msgspec.json.encode([settings, demonstrations])).hexdigest()
 
-    def _imitate(
-        self,
-        learner: Learner,
-        demonstrations: Sequence[Demonstration],
-        reporter: Reporter,
-        progress: Progress,
-        unfinished: Unfinished,
-    ) -> None:
-        """Make the updates that `progress` does not contain yet, and add them to it.
-
-        Raises:
-            KeyboardInterrupt: on Ctrl-C, after a checkpoint is written.
-        """
-        batches = list(self._batches(len(demonstrations)))
-        reporter.start("imitating", len(batches))
-        reporter.advance(len(progress.losses))
-        before_s, started = progress.seconds, time.monotonic()
-        with delayed_interrupt() as interrupted:
-            for batch in batches[len(progress.losses) :]:
-                rows = self._rows([demonstrations[index] for index in batch])
-                metrics = learner.update(rows, SFTLoss())
-                progress.losses.append(metrics["loss"])
-                usage = learner.usage()
-                progress.seconds = before_s + usage["cpu_s"]
-                speed = usage["tokens"] / max(1e-3, time.monotonic() - started)
-                reporter.advance(1, loss=progress.losses[-1], tokens_per_s=speed)
-                if interrupted():
-                    unfinished.write(learner, progress)
-                    reporter.finish(
-                        f"interrupted after {len(progress.losses)} of {len(batches)} updates, "
-                        f"saved in {unfinished.path}: continue with fit(…, resume=True)"
-                    )
-                    raise KeyboardInterrupt
-        reporter.finish(
-            f"imitated {len(demonstrations)} demonstrations, loss {progress.losses[-1]:.3f}"
-        )
-
-    def _batches(self, count: int) -> list[list[int]]:
-        rng = random.Random(self.seed)
-        order: list[int] = []
-        while len(order) < self.epochs * count:
-            epoch = list(range(count))
-            rng.shuffle(epoch)
-            order += epoch
-        order = order[: max(1, round(self.epochs * count))]
-        size = self.batch_size
-        return [order[start : start + size] for start in range(0, len(order), size)]
-
     def _rows(self, demonstrations: Sequence[Demonstration]) -> list[Row]:
         """Return a row for each demonstration. The weights of all tokens of all rows sum to 1."""
         weights = [_weights(demo, self.prompt_weight) for demo in demonstrations]
         total = sum(map(sum, weights))
         return [
-            _row(demo, [weight / total for weight in row], f"demonstration-{index}")
+            training_row(
+                [*demo.prompt_ids, *demo.response_ids],
+                [weight > 0 for weight in row],
+                [weight / total for weight in row],
+                f"demonstration-{index}",
+            )
             for index, (demo, row) in enumerate(zip(demonstrations, weights, strict=True))
         ]
 
@@ -463,188 +405,6 @@ def _described(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
 
 
-def _prepared(
-    demo: Json | Demonstration,
-    tokenizer: TransformersTokenizer,
-    index: int,
-    turns: Turns,
-    left_out: Counter[str],
-) -> Demonstration | None:
-    """Convert a demonstration to token ids, and check it; None if no answer is to be imitated.
-
-    Args:
-        demo: a chat, or token ids.
-        tokenizer: the model's tokenizer.
-        index: index of the demonstration, for error messages.
-        turns: which assistant messages are imitated.
-        left_out: reason → number of answers left out, to which this function adds.
-
-    Raises:
-        ContextOverflowError: the demonstration is too long for the model.
-        DataError: prompt or answer are empty, an interval of `earlier` (earlier answers to imitate)
-            is outside the prompt, or the weight of a message is invalid.
-        ModelError: the chat template refuses the messages.
-    """
-    ids = _tokenise(demo, tokenizer, index, turns, left_out)
-    if ids is None:
-        return None
-    if not ids.prompt_ids or not ids.response_ids:
-        raise DataError(f"demonstrations[{index}] needs a prompt and an answer that are not empty")
-    for start, end in ids.earlier:
-        if not 0 < start <= end <= len(ids.prompt_ids):
-            raise DataError(
-                f"demonstrations[{index}].earlier: [{start}, {end}) is not within its prompt of "
-                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
-            )
-    size = len(ids.prompt_ids) + len(ids.response_ids)
-    if size > tokenizer.context_length:
-        raise ContextOverflowError(
-            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
-            "shorten it"
-        )
-    return ids
-
-
-def _tokenise(
-    demo: Json | Demonstration,
-    tokenizer: TransformersTokenizer,
-    index: int,
-    turns: Turns,
-    left_out: Counter[str],
-) -> Demonstration | None:
-    if isinstance(demo, Demonstration):
-        return demo
-    messages, tools = (demo, None) if isinstance(demo, list) else _chat(demo, index)
-    if not messages or messages[-1].get("role") != "assistant":
-        raise DataError(f"demonstrations[{index}] must end with a message of the assistant")
-    if len(messages) == 1:
-        raise DataError(f"demonstrations[{index}] answers nothing: a message has to come before")
-    *others, last = _answers(messages, index, turns, left_out) or [-1]
-    if last < 0:
-        return None
-    prompt, response = _turn(messages[: last + 1], tools, tokenizer, index)
-    earlier = []
-    for place in others:
-        turn_prompt, answer = _turn(messages[: place + 1], tools, tokenizer, index)
-        if prompt[: len(turn_prompt) + len(answer)] != turn_prompt + answer:
-            raise DataError(
-                f"demonstrations[{index}]: the chat template renders messages[{place}] "
-                'differently once more messages follow; give turns="last", and each turn as a '
-                "chat of its own"
-            )
-        earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
-    return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
-
-
-def _answers(
-    messages: Sequence[Mapping[str, Any]], index: int, turns: Turns, left_out: Counter[str]
-) -> list[int]:
-    """Return the places of the answers to imitate among the messages of a chat, in their order.
-
-    Args:
-        messages: the messages; the last is the assistant's.
-        index: index of the demonstration, for error messages.
-        turns: which assistant messages are imitated.
-        left_out: reason → number of answers left out, to which this function adds.
-
-    Raises:
-        DataError: the weight of a message is invalid.
-    """
-    places = []
-    for place, message in enumerate(messages):
-        weight, is_answer = message.get("weight"), message.get("role") == "assistant"
-        if weight not in (None, 0, 1) or (weight and not is_answer):
-            raise DataError(
-                f"demonstrations[{index}]: messages[{place}] has the weight {weight!r}; an answer "
-                "of the assistant may have 0 (left out) or 1 (imitated), other messages none"
-            )
-        # a first message has no prompt
-        if not is_answer or not place or (turns == "last" and place < len(messages) - 1):
-            continue
-        if weight == 0:
-            left_out["with weight 0"] += 1
-        elif not has_answer(message):
-            left_out[NO_ANSWER] += 1
-        else:
-            places.append(place)
-    return places
-
-
-def _turn(
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    tokenizer: TransformersTokenizer,
-    index: int,
-) -> tuple[list[int], list[int]]:
-    """Return the last message (the answer) and the messages before it (the prompt) as token ids.
-
-    Returns:
-        (ids of the prompt, ids of the answer)
-    """
-    prompt = tokenizer.render(messages[:-1], tools)
-    whole = tokenizer.render(messages, tools, add_generation_prompt=False)
-    if whole[: len(prompt)] != prompt:
-        raise DataError(
-            f"demonstrations[{index}]: the chat template renders the prompt differently once the "
-            "answer is there; give token ids (Demonstration) instead"
-        )
-    response = whole[len(prompt) :]
-    ends = [place for place, token in enumerate(response) if token in tokenizer.eos_ids]
-    if ends:  # sampling ends there: the template, not the model, writes what follows
-        response = response[: ends[0] + 1]
-    elif response and tokenizer.end_id is not None:  # else the model would learn never to end
-        response.append(tokenizer.end_id)
-    return prompt, response
-
-
-def _chat(demo: Any, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    if not isinstance(demo, Mapping) or not isinstance(demo.get("messages"), list):
-        raise DataError(f'demonstrations[{index}] must be {{"messages": […]}}, not {demo!r:.200}')
-    tools = demo.get("tools")
-    if not isinstance(tools, list | None):
-        raise DataError(
-            f"demonstrations[{index}]: tools={tools!r:.100} must be a list, or None for no tools"
-        )
-    for tool in tools or []:
-        part = tool
-        for key in ("function", "parameters", "properties"):
-            part = part.get(key, part) if isinstance(part, Mapping) else None
-        for name, schema in part.items() if isinstance(part, Mapping) else ():
-            if schema is None:
-                raise DataError(
-                    f"demonstrations[{index}]: the tools' parameter {name!r} is null; Arrow adds "
-                    "such nulls to rows of a Dataset: give the Dataset itself, or leave them out"
-                )
-    return demo["messages"], tools
-
-
-def _without_nulls(dataset: Any, reporter: Reporter) -> list[Json]:
-    """Return the rows of a `Dataset` of Hugging Face, without nulls in tool calls and tools.
-
-    A column of structs has the keys of all its rows. Arrow fills those that a row lacks with null,
-    which a chat template would render as arguments and parameters.
-    """
-    rows = list(dataset)
-    kept = [_drop_nulls(row) for row in rows]
-    if kept != rows:
-        reporter.line(
-            "demonstrations: keys of the Dataset's rows whose value is null are left out, because "
-            "Arrow adds them; for a tool argument that is null, give arguments as JSON text"
-        )
-    return kept
-
-
-def _drop_nulls(value: Any) -> Any:
-    """Return a part of a row without the keys whose value is None, except `content`."""
-    if isinstance(value, dict):
-        return {
-            key: _drop_nulls(item)
-            for key, item in value.items()
-            if item is not None or key == "content"
-        }
-    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
-
-
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
     """Return the weight of each token in the loss.
 
@@ -655,18 +415,3 @@ def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
     for start, end in demo.earlier:
         weights[start:end] = [1.0] * (end - start)
     return weights
-
-
-def _row(demo: Demonstration, weights: list[float], name: str) -> Row:
-    size = len(weights)
-    return Row(
-        rollout_id=name,
-        policy=POLICY,
-        ids=[*demo.prompt_ids, *demo.response_ids],
-        mask=[weight > 0 for weight in weights],
-        advantages=[0.0] * size,
-        weights=weights,
-        logprobs=[0.0] * size,
-        versions=[0] * size,
-        temperatures=[1.0] * size,
-    )

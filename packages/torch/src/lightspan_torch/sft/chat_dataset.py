@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from lightspan.algorithms.recorded_attempts import (
@@ -17,6 +17,8 @@ from lightspan.algorithms.recorded_attempts import (
 )
 from lightspan.errors import DataError
 from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.selection import unknown_agents
+from lightspan.progress import Reporter
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
 from lightspan.stores import open_existing, public_url
@@ -35,6 +37,23 @@ class Chats:
     """Reason → number of calls that are not in `chats` for this reason."""
     agents: set[str] = field(default_factory=set)
     """Paths of the agents of all calls that were read."""
+
+
+def report_unmatched(
+    agents: str | Sequence[str], paths: Collection[str], reporter: Reporter
+) -> None:
+    """Report the patterns of agents that match no agent of a store.
+
+    Args:
+        agents: names or globs on agent paths.
+        paths: paths of the agents of all calls that were read; nothing is reported if there are
+            none.
+        reporter: reports the patterns.
+    """
+    patterns = [agents] if isinstance(agents, str) else agents
+    unmatched = [p for p in patterns if not any(matches(p, path) for path in paths)]
+    if unmatched and paths:
+        reporter.line(f"agents=: {unknown_agents(unmatched, sorted(paths))}")
 
 
 async def read_chats(

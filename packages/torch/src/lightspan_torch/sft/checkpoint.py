@@ -29,6 +29,9 @@ class Progress(msgspec.Struct, kw_only=True):
     """Loss of each update that was made."""
     seconds: float
     """CPU seconds that the learner has used."""
+    curve: list[dict[str, float]] = []
+    """Metrics of held-out examples, each with `update`, the number of updates before. `SFT` has
+    none."""
 
 
 class Unfinished:
@@ -41,6 +44,8 @@ class Unfinished:
     def __init__(self, target: Path) -> None:
         target = target.absolute()  # "." has no name
         self.path = target.with_name(f"{target.name}.unfinished")
+        self._part = self.path.with_name(f"{self.path.name}.part")
+        self._old = self.path.with_name(f"{self.path.name}.old")
 
     def write(self, learner: Learner, progress: Progress) -> None:
         """Write the checkpoint, replacing an earlier one.
@@ -50,11 +55,14 @@ class Unfinished:
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        part = self.path.with_name(f"{self.path.name}.part")
+        part = self._part
+        (part / _PROGRESS).unlink(missing_ok=True)  # first, as the folder is no longer complete
         shutil.rmtree(part, ignore_errors=True)
         learner.save(part / _LEARNER)
         try:
-            (part / _PROGRESS).write_bytes(msgspec.json.encode(progress))
+            encoded = part / f"{_PROGRESS}.part"
+            encoded.write_bytes(msgspec.json.encode(progress))
+            encoded.rename(part / _PROGRESS)  # last, so that a folder with it is complete
             self.remove()
             part.rename(self.path)
         except OSError as error:
@@ -70,6 +78,9 @@ class Unfinished:
             ConfigError: the checkpoint has other settings or demonstrations.
         """
         try:
+            if (self._part / _PROGRESS).exists():  # `write` was killed before its last line
+                self.remove()
+                self._part.rename(self.path)
             progress = msgspec.json.decode((self.path / _PROGRESS).read_bytes(), type=Progress)
         except FileNotFoundError:
             return None
@@ -85,7 +96,10 @@ class Unfinished:
 
     def remove(self) -> None:
         """Delete the checkpoint."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.rmtree(self._old, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(self._old)  # a checkpoint that is deleted halfway could not be read
+        shutil.rmtree(self._old, ignore_errors=True)
 
 
 @contextlib.contextmanager

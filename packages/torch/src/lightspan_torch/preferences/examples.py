@@ -1,0 +1,329 @@
+"""Convert verdicts and pairs to token ids, and make the examples of KTO and DPO from them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from lightspan.errors import ContextOverflowError, DataError, ModelError
+from lightspan.schema.validation import is_number
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
+from lightspan_torch.preferences.rated_calls import RatedCall
+from lightspan_torch.sft.rendering import Demonstration, render_demonstration
+
+NOT_FOR_THIS_MODEL: Final = "not for this model"
+SAME_ANSWERS: Final = "pairs of the same answer twice"
+UNPAIRED: Final = "without another answer to the same prompt, rated differently"
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt, an answer and whether it is desirable, as token ids."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    desirable: bool
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt, the better and the worse of two answers, as token ids."""
+
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+
+
+@dataclass(slots=True)
+class Rated:
+    """What is known about answers, as token ids."""
+
+    answers: list[tuple[Demonstration, float]] = field(default_factory=list)
+    """Answers with their scores."""
+    pairs: list[Pair] = field(default_factory=list)
+    """Answers that were given as pairs."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason → number of answers or pairs that are not used."""
+    example: str = ""
+    """Why one of those that the model cannot read was left out; empty if there is none."""
+
+    def add_stored(self, calls: Iterable[RatedCall], tokenizer: TransformersTokenizer) -> None:
+        """Add the rated calls of a store. Calls that do not suit the model are left out."""
+        for index, call in enumerate(calls):
+            demo = self._render(call.answer, tokenizer, f"call {index}", is_strict=False)
+            if demo is not None and call.is_cut and demo.response_ids[-1] in tokenizer.eos_ids:
+                ids = demo.response_ids[:-1]  # the model did not end here
+                demo = msgspec.structs.replace(demo, response_ids=ids) if ids else None
+            if demo is not None:
+                self.answers.append((demo, call.score))
+
+    def add_passed(self, examples: Sequence[Any], tokenizer: TransformersTokenizer) -> None:
+        """Add the verdicts and pairs that were passed to `fit`.
+
+        Raises:
+            DataError: an example is malformed.
+        """
+        for index, example in enumerate(examples):
+            label = f"examples[{index}]"
+            if isinstance(example, Pair):
+                chosen, rejected = (
+                    self._render(
+                        Demonstration(prompt_ids=example.prompt_ids, response_ids=ids),
+                        *(tokenizer, label),
+                    )
+                    for ids in (example.chosen_ids, example.rejected_ids)
+                )
+                self._add_pair(chosen, rejected)
+            elif isinstance(example, Verdict):
+                ids = Demonstration(
+                    prompt_ids=example.prompt_ids, response_ids=example.response_ids
+                )
+                self._add_verdict(ids, _certain(example.desirable), tokenizer, label)
+            else:
+                self._add_chat(example, tokenizer, label)
+
+    def _add_chat(self, example: Any, tokenizer: TransformersTokenizer, label: str) -> None:
+        """Add a verdict or a pair in one of the forms of chats that `Preferences.fit` lists."""
+        if not isinstance(example, Mapping):
+            raise DataError(f"{label} must be an object with messages, not {example!r:.200}")
+        prompt, tools = _prompt(example, label)
+        names = ("chosen", "rejected")
+        if "preferred_output" in example or "non_preferred_output" in example:
+            names = ("preferred_output", "non_preferred_output")
+        if any(name in example for name in names):
+            chosen, rejected = (
+                self._render(
+                    {"messages": [*prompt, _answer(example, name, label)], "tools": tools},
+                    *(tokenizer, label),
+                )
+                for name in names
+            )
+            self._add_pair(chosen, rejected)
+            return
+        if "completion" in example:
+            prompt = [*prompt, _answer(example, "completion", label)]
+        score = _score(example, label)
+        self._add_verdict({"messages": prompt, "tools": tools}, score, tokenizer, label)
+
+    def _add_verdict(
+        self, answer: Any, score: float, tokenizer: TransformersTokenizer, label: str
+    ) -> None:
+        demo = self._render(answer, tokenizer, label)
+        if demo is not None:
+            self.answers.append((demo, score))
+
+    def _add_pair(self, chosen: Demonstration | None, rejected: Demonstration | None) -> None:
+        if chosen is None or rejected is None:
+            return
+        if chosen.response_ids == rejected.response_ids:
+            self.left_out[SAME_ANSWERS] += 1
+            return
+        self.pairs.append(
+            Pair(
+                prompt_ids=chosen.prompt_ids,
+                chosen_ids=chosen.response_ids,
+                rejected_ids=rejected.response_ids,
+            )
+        )
+
+    def _render(
+        self, answer: Any, tokenizer: TransformersTokenizer, label: str, *, is_strict: bool = True
+    ) -> Demonstration | None:
+        """Return a prompt and its answer as token ids; None if they are left out.
+
+        Args:
+            answer: a chat, or token ids.
+            tokenizer: the model's tokenizer.
+            label: name of the example for error messages.
+            is_strict: whether a malformed chat is an error; otherwise it is left out.
+
+        Raises:
+            DataError: the chat is malformed.
+        """
+        try:
+            demo = render_demonstration(answer, tokenizer, label, "last", self.left_out)
+        except (ModelError, ContextOverflowError) as error:
+            self._leave_out(f"{label}: {error}")
+            return None
+        except DataError as error:
+            if is_strict:
+                raise
+            self._leave_out(str(error))
+            return None
+        if demo is not None and isinstance(answer, Demonstration):
+            highest = max(*demo.prompt_ids, *demo.response_ids)
+            lowest = min(*demo.prompt_ids, *demo.response_ids)
+            if lowest < 0 or highest >= len(tokenizer.tokenizer):
+                self._leave_out(
+                    f"{label} has the token {lowest if lowest < 0 else highest}, but the model's "
+                    f"tokenizer has {len(tokenizer.tokenizer)}: it is of another tokenizer"
+                )
+                return None
+        return demo
+
+    def _leave_out(self, reason: str) -> None:
+        self.left_out[NOT_FOR_THIS_MODEL] += 1
+        self.example = f" ({reason})"
+
+
+def _certain(desirable: bool) -> float:
+    """Return a score that is above or below any threshold."""
+    return math.inf if desirable else -math.inf
+
+
+def _prompt(example: Mapping[str, Any], label: str) -> tuple[list[Any], Any]:
+    """Return the messages of an example without those of its answers, and its tools."""
+    source = example.get("input", example)
+    if not isinstance(source, Mapping):
+        raise DataError(f'{label}: input must be {{"messages": […]}}, not {source!r:.200}')
+    messages = source.get("messages", source.get("prompt"))
+    if not isinstance(messages, list):
+        raise DataError(f"{label} needs messages, a list of chat messages, not {messages!r:.200}")
+    return messages, source.get("tools")
+
+
+def _answer(example: Mapping[str, Any], name: str, label: str) -> Any:
+    """Return the message of an answer, which may be the only one of a list."""
+    answer = example.get(name)
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if not isinstance(answer, Mapping):
+        raise DataError(
+            f"{label}: {name} must be one message of the assistant, not {answer!r:.200}"
+        )
+    return answer
+
+
+def _score(example: Mapping[str, Any], label: str) -> float:
+    """Return the score of a verdict: its `reward`, or its `label` as an infinite number."""
+    verdict, reward = example.get("label"), example.get("reward")
+    if isinstance(verdict, bool):
+        return _certain(verdict)
+    if verdict is None and is_number(reward) and math.isfinite(reward):
+        return float(reward)
+    raise DataError(
+        f'{label} needs "label": true or false, or "reward": a number, or the answers "chosen" and '
+        f'"rejected"; it has label={verdict!r:.100} and reward={reward!r:.100}'
+    )
+
+
+def verdicts_of(rated: Rated, threshold: float) -> list[Verdict]:
+    """Return the examples of KTO: each answer is desirable if its score is at least `threshold`.
+
+    The answers of pairs are verdicts too: the better one is desirable, the worse one is not.
+    """
+    verdicts = [
+        Verdict(
+            prompt_ids=demo.prompt_ids,
+            response_ids=demo.response_ids,
+            desirable=score >= threshold,
+        )
+        for demo, score in rated.answers
+    ]
+    for pair in rated.pairs:
+        for ids, desirable in ((pair.chosen_ids, True), (pair.rejected_ids, False)):
+            verdicts.append(
+                Verdict(prompt_ids=pair.prompt_ids, response_ids=ids, desirable=desirable)
+            )
+    return verdicts
+
+
+def pairs_of(rated: Rated) -> list[Pair]:
+    """Return the examples of DPO: the pairs that were given, and pairs of rated answers.
+
+    Of the answers to one prompt, the best and the worst make a pair, then the second best and the
+    second worst, and so on, while their scores differ. The score of an answer that was rated
+    several times is the mean. Answers without a partner are counted in `rated.left_out`.
+    """
+    scores: dict[tuple[int, ...], dict[tuple[int, ...], list[float]]] = defaultdict(dict)
+    for demo, score in rated.answers:
+        answers = scores[tuple(demo.prompt_ids)]
+        answers.setdefault(tuple(demo.response_ids), []).append(score)
+    pairs = list(rated.pairs)
+    for prompt, answers in scores.items():
+        means = {answer: _mean(values) for answer, values in answers.items()}
+        ranked = sorted(means, key=lambda answer: (-means[answer], answer))
+        paired = 0
+        for best, worst in zip(ranked, reversed(ranked), strict=True):
+            if not means[best] > means[worst]:
+                break
+            pairs.append(
+                Pair(prompt_ids=list(prompt), chosen_ids=list(best), rejected_ids=list(worst))
+            )
+            paired += 2
+        if paired < len(ranked):
+            rated.left_out[UNPAIRED] += len(ranked) - paired
+    return pairs
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of scores; of certain verdicts that contradict each other, 0."""
+    mean = math.fsum(v for v in values if math.isfinite(v)) / len(values)
+    infinite = {value for value in values if math.isinf(value)}
+    return mean if len(infinite) != 1 else infinite.pop()
+
+
+def contradictions(verdicts: Sequence[Verdict]) -> int:
+    """Return the number of answers that have both verdicts for the same prompt."""
+    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], set[bool]] = defaultdict(set)
+    for verdict in verdicts:
+        key = tuple(verdict.prompt_ids), tuple(verdict.response_ids)
+        seen[key].add(verdict.desirable)
+    return sum(len(values) > 1 for values in seen.values())
+
+
+def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Return the indices of the examples to train on, and of those to hold out.
+
+    Whole prompts are held out, so that no prompt is on both sides.
+
+    Args:
+        prompts: prompt of each example.
+        share: share of the prompts to hold out, rounded down to whole prompts.
+        seed: seed of the choice.
+    """
+    distinct = sorted({tuple(prompt) for prompt in prompts})
+    random.Random(seed).shuffle(distinct)
+    held = set(distinct[: int(share * len(distinct))])
+    train: list[int] = []
+    test: list[int] = []
+    for index, prompt in enumerate(prompts):
+        (test if tuple(prompt) in held else train).append(index)
+    return train, test
+
+
+def mismatched(verdicts: Sequence[Verdict], context: int, seed: int) -> list[list[int] | None]:
+    """Return for each verdict an answer to another prompt, for KTO's reference point.
+
+    None if no answer fits into the model's context with the prompt. If all prompts are equal, the
+    answer is that of another verdict.
+
+    Args:
+        verdicts: the verdicts.
+        context: length of the model's context in tokens.
+        seed: seed of the choice.
+    """
+    order = list(range(len(verdicts)))
+    random.Random(seed).shuffle(order)
+    place = {index: number for number, index in enumerate(order)}
+    has_others = len({tuple(verdict.prompt_ids) for verdict in verdicts}) > 1
+    chosen: list[list[int] | None] = []
+    for index, verdict in enumerate(verdicts):
+        start = place[index] + 1
+        others = (verdicts[order[(start + n) % len(order)]] for n in range(len(order) - 1))
+        chosen.append(
+            next(
+                (
+                    other.response_ids
+                    for other in others
+                    if (not has_others or other.prompt_ids != verdict.prompt_ids)
+                    and len(verdict.prompt_ids) + len(other.response_ids) <= context
+                ),
+                None,
+            )
+        )
+    return chosen

@@ -1,0 +1,174 @@
+"""Read the calls of a store that have a verdict: their prompts, answers and scores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lightspan.algorithms.recorded_attempts import (
+    CHUNK_SIZE,
+    Query,
+    chat_of,
+    has_answer,
+    read_attempts,
+    score_of,
+)
+from lightspan.lightning.episode import Call, Episode, build_episode
+from lightspan.schema import semconv as c
+from lightspan.schema.records import Mode
+from lightspan.schema.routing import matches
+from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.stores import open_existing
+from lightspan.stores.aio import run_sync
+from lightspan.stores.protocol import Store
+from lightspan_torch.sft.rendering import Demonstration
+
+CUT_OFF: Final = "cut off"
+"""Reason of `chat_of` to leave out an answer that is not complete."""
+CORRECTED: Final = math.inf
+"""Score of a correction, which ranks above all answers to its prompt."""
+_ID_SIZE: Final = 4
+"""Size of a token id and of a log-probability in a token record, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatedCall:
+    """An answer with a score."""
+
+    answer: Any
+    """The prompt and the answer: `Demonstration` with the exact token ids, or a chat."""
+    score: float
+    is_cut: bool = False
+    """Whether the answer of the chat was cut off by the limit of tokens, so that it has no end."""
+
+
+@dataclass(slots=True)
+class RatedCalls:
+    """The rated answers of a store."""
+
+    calls: list[RatedCall] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason → number of calls that are not in `calls`."""
+    agents: set[str] = field(default_factory=set)
+    """Paths of the agents of all calls that were read."""
+
+
+def load_rated_calls(url: str, query: Query, agents: Sequence[str]) -> RatedCalls:
+    """Read the rated calls of a store: those of production, or if there are none, of trainings.
+
+    The score of a call is the feedback or reward on it, else the feedback or reward of its attempt.
+    Corrections are further answers. Calls of trainings have exact token ids and the rewards of
+    their rollouts; evaluations are not read.
+
+    Args:
+        url: URL of the store.
+        query: which attempts to read.
+        agents: names or globs on agent paths; empty for all agents.
+
+    Raises:
+        ConfigError: the store does not exist.
+    """
+
+    async def read() -> RatedCalls:
+        result = RatedCalls()
+        async with open_existing(url, read_only=True) as store:
+            async for episode in _episodes(store, query):
+                _add(episode, agents, result)
+        return result
+
+    return run_sync(read())
+
+
+async def _episodes(store: Store, query: Query) -> AsyncIterator[Episode]:
+    """Yield the episodes of production, or if there are none, those of trainings."""
+    is_production = False
+    async for _, _, episode in read_attempts(store, query):
+        is_production = True
+        yield episode
+    if is_production or query.service is not None:
+        return
+    states = await store.rollouts(mode=Mode.TRAIN)
+    for start in range(0, len(states), CHUNK_SIZE):
+        chunk = {state.rollout.rollout_id: state for state in states[start : start + CHUNK_SIZE]}
+        attempts = [a for a in await store.attempts(list(chunk)) if query.matches(a)]
+        ids = [attempt.attempt_id for attempt in attempts]
+        spans, records = await store.spans(ids), await store.token_records(ids)
+        for attempt in attempts:
+            rollout, key = chunk[attempt.rollout_id].rollout, attempt.attempt_id
+            yield build_episode(attempt, rollout, spans.get(key, []), records.get(key, []))
+
+
+def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
+    """Add the rated calls of an episode to `result`, and count the others."""
+    corrections = {
+        span.attributes.get(c.REWARD_CALL_ID): str(span.attributes[c.FEEDBACK_CORRECTION])
+        for span in episode.spans
+        if c.is_feedback(span) and c.FEEDBACK_CORRECTION in span.attributes
+    }
+    selected = []
+    for call in episode.calls:
+        result.agents.add(call.agent_path)
+        if not agents or any(matches(pattern, call.agent_path) for pattern in agents):
+            selected.append(call)
+        else:
+            result.left_out["of other agents"] += 1
+    if None in corrections:  # a correction of the whole attempt is of its only call
+        text = corrections.pop(None)
+        if len(selected) == 1:
+            corrections.setdefault(selected[0].call_id, text)
+        else:
+            result.left_out["corrections of attempts with several calls"] += 1
+    for call in selected:
+        answer, rejection = _answer_of(episode, call)
+        is_cut = rejection == CUT_OFF and _is_cut(answer["messages"], call)
+        score = score_of(episode, call)
+        if score is None or (rejection and not is_cut):
+            result.left_out["unscored" if score is None else rejection] += 1
+            continue
+        result.calls.append(RatedCall(answer, score, is_cut))
+        if call.call_id in corrections and not isinstance(answer, Demonstration):
+            correction = {"role": "assistant", "content": corrections[call.call_id]}
+            chat = {**answer, "messages": [*answer["messages"][:-1], correction]}
+            result.calls.append(RatedCall(chat, CORRECTED))
+    result.left_out["late"] += len(episode.late_calls)
+
+
+def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
+    """Return the prompt and the answer of a call, and why it must not be learned from ("": it may).
+
+    They are exact token ids if the call has a token record, else a chat.
+    """
+    record = call.record
+    if record is None:
+        chat = chat_of(episode, call)
+        tools = {} if chat.tools is None else {"tools": chat.tools}
+        return {"messages": chat.messages, **tools}, chat.rejection
+    checks = {
+        "of damaged attempts": bool(episode.capture_errors),
+        "in failed tries": call.key in episode.retried,
+        f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
+        "with damaged token records": not _is_whole(record),
+    }
+    rejection = next((reason for reason, holds in checks.items() if holds), "")
+    if rejection:
+        return None, rejection
+    return Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids), ""
+
+
+def _is_cut(messages: Sequence[Mapping[str, Any]], call: Call) -> bool:
+    """Return whether an answer is a text that the limit of tokens cut off, and nothing else.
+
+    SFT must not imitate it. A verdict on it is as good as on others, because the app got it so.
+    """
+    *prompt, answer = messages
+    is_text = has_answer(answer) and not answer.get("tool_calls")
+    return is_text and call.finish == "length" and prompt[-1]["role"] != "assistant"
+
+
+def _is_whole(record: TokenRecord) -> bool:
+    """Return whether a token record has a prompt, a response and a log-probability per token."""
+    sizes = len(record.prompt), len(record.response), len(record.logprob_data)
+    return all(sizes) and sizes[1] == sizes[2] and not any(size % _ID_SIZE for size in sizes)

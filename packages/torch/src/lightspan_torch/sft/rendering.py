@@ -1,0 +1,242 @@
+"""Convert chats to token ids: prompts, and answers to learn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from lightspan.algorithms.jsonl import read_jsonl
+from lightspan.algorithms.recorded_attempts import NO_ANSWER, has_answer
+from lightspan.errors import ContextOverflowError, DataError
+from lightspan.progress import Reporter
+from lightspan.schema.records import Json
+from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
+Turns: TypeAlias = Literal["last", "all"]
+"""Which assistant messages of a chat are imitated: the last, or all."""
+
+
+class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt and the answer to imitate, as token ids."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    earlier: list[tuple[int, int]] = []
+    """Intervals [start, end) of `prompt_ids` that are earlier answers. They are imitated too,
+    whatever `SFT.turns` is."""
+
+
+def render_demonstration(
+    demo: Json | Demonstration,
+    tokenizer: TransformersTokenizer,
+    label: str,
+    turns: Turns,
+    left_out: Counter[str],
+) -> Demonstration | None:
+    """Convert a demonstration to token ids, and check it; None if no answer is to be imitated.
+
+    Args:
+        demo: a chat, or token ids.
+        tokenizer: the model's tokenizer.
+        label: name of the demonstration for error messages, such as `demonstrations[3]`.
+        turns: which assistant messages are imitated.
+        left_out: reason → number of answers left out, to which this function adds.
+
+    Raises:
+        ContextOverflowError: the demonstration is too long for the model.
+        DataError: prompt or answer are empty, an interval of `earlier` (earlier answers to imitate)
+            is outside the prompt, or the weight of a message is invalid.
+        ModelError: the chat template refuses the messages.
+    """
+    ids = _tokenise(demo, tokenizer, label, turns, left_out)
+    if ids is None:
+        return None
+    if not ids.prompt_ids or not ids.response_ids:
+        raise DataError(f"{label} needs a prompt and an answer that are not empty")
+    for start, end in ids.earlier:
+        if not 0 < start <= end <= len(ids.prompt_ids):
+            raise DataError(
+                f"{label}.earlier: [{start}, {end}) is not within its prompt of "
+                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
+            )
+    size = len(ids.prompt_ids) + len(ids.response_ids)
+    if size > tokenizer.context_length:
+        raise ContextOverflowError(
+            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
+            "shorten it"
+        )
+    return ids
+
+
+def _tokenise(
+    demo: Json | Demonstration,
+    tokenizer: TransformersTokenizer,
+    label: str,
+    turns: Turns,
+    left_out: Counter[str],
+) -> Demonstration | None:
+    if isinstance(demo, Demonstration):
+        return demo
+    messages, tools = (demo, None) if isinstance(demo, list) else read_chat(demo, label)
+    if not messages or messages[-1].get("role") != "assistant":
+        raise DataError(f"{label} must end with a message of the assistant")
+    if len(messages) == 1:
+        raise DataError(f"{label} answers nothing: a message has to come before")
+    *others, last = _answers(messages, label, turns, left_out) or [-1]
+    if last < 0:
+        return None
+    prompt, response = render_turn(messages[: last + 1], tools, tokenizer, label)
+    earlier = []
+    for place in others:
+        turn_prompt, answer = render_turn(messages[: place + 1], tools, tokenizer, label)
+        if prompt[: len(turn_prompt) + len(answer)] != turn_prompt + answer:
+            raise DataError(
+                f"{label}: the chat template renders messages[{place}] "
+                'differently once more messages follow; give turns="last", and each turn as a '
+                "chat of its own"
+            )
+        earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
+    return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+
+
+def _answers(
+    messages: Sequence[Mapping[str, Any]], label: str, turns: Turns, left_out: Counter[str]
+) -> list[int]:
+    """Return the places of the answers to imitate among the messages of a chat, in their order.
+
+    Args:
+        messages: the messages; the last is the assistant's.
+        label: name of the demonstration for error messages, such as `demonstrations[3]`.
+        turns: which assistant messages are imitated.
+        left_out: reason → number of answers left out, to which this function adds.
+
+    Raises:
+        DataError: the weight of a message is invalid.
+    """
+    places = []
+    for place, message in enumerate(messages):
+        weight, is_answer = message.get("weight"), message.get("role") == "assistant"
+        if weight not in (None, 0, 1) or (weight and not is_answer):
+            raise DataError(
+                f"{label}: messages[{place}] has the weight {weight!r}; an answer "
+                "of the assistant may have 0 (left out) or 1 (imitated), other messages none"
+            )
+        # a first message has no prompt
+        if not is_answer or not place or (turns == "last" and place < len(messages) - 1):
+            continue
+        if weight == 0:
+            left_out["with weight 0"] += 1
+        elif not has_answer(message):
+            left_out[NO_ANSWER] += 1
+        else:
+            places.append(place)
+    return places
+
+
+def render_turn(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    tokenizer: TransformersTokenizer,
+    label: str,
+) -> tuple[list[int], list[int]]:
+    """Return the last message (the answer) and the messages before it (the prompt) as token ids.
+
+    Returns:
+        (ids of the prompt, ids of the answer)
+    """
+    prompt = tokenizer.render(messages[:-1], tools)
+    whole = tokenizer.render(messages, tools, add_generation_prompt=False)
+    if whole[: len(prompt)] != prompt:
+        raise DataError(
+            f"{label}: the chat template renders the prompt differently once the "
+            "answer is there; give token ids (Demonstration) instead"
+        )
+    response = whole[len(prompt) :]
+    ends = [place for place, token in enumerate(response) if token in tokenizer.eos_ids]
+    if ends:  # sampling ends there: the template, not the model, writes what follows
+        response = response[: ends[0] + 1]
+    elif response and tokenizer.end_id is not None:  # else the model would learn never to end
+        response.append(tokenizer.end_id)
+    return prompt, response
+
+
+def read_chat(demo: Any, label: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return the messages and the tools of a chat; no tools are None.
+
+    Args:
+        demo: the chat, `{"messages": […], "tools": […]}`.
+        label: name of the chat for error messages.
+
+    Raises:
+        DataError: the chat is malformed.
+    """
+    if not isinstance(demo, Mapping) or not isinstance(demo.get("messages"), list):
+        raise DataError(f'{label} must be {{"messages": […]}}, not {demo!r:.200}')
+    tools = demo.get("tools")
+    if not isinstance(tools, list | None):
+        raise DataError(f"{label}: tools={tools!r:.100} must be a list, or None for no tools")
+    for tool in tools or []:
+        part = tool
+        for key in ("function", "parameters", "properties"):
+            part = part.get(key, part) if isinstance(part, Mapping) else None
+        for name, schema in part.items() if isinstance(part, Mapping) else ():
+            if schema is None:
+                raise DataError(
+                    f"{label}: the tools' parameter {name!r} is null; Arrow adds "
+                    "such nulls to rows of a Dataset: give the Dataset itself, or leave them out"
+                )
+    return demo["messages"], tools
+
+
+def read_examples(
+    examples: Sequence[Any] | str | Path, name: str, item: str, reporter: Reporter
+) -> Sequence[Any]:
+    """Return examples as a sequence: those of a file, a list or a `Dataset` of Hugging Face.
+
+    Args:
+        examples: path of a `.jsonl` file, or the examples.
+        name: name of the argument, for messages.
+        item: what each example is, for messages.
+        reporter: reports keys that are left out.
+
+    Raises:
+        DataError: the file cannot be read, or `examples` is a table of pandas.
+    """
+    if isinstance(examples, str | Path):
+        return read_jsonl(Path(examples), name, item)
+    if hasattr(examples, "iloc"):  # pandas, where iteration would yield columns
+        raise DataError(f"{name} is a table: give its rows, data.to_dict('records')")
+    if type(examples).__module__.partition(".")[0] == "datasets":
+        return _without_nulls(examples, name, reporter)
+    return examples
+
+
+def _without_nulls(dataset: Any, name: str, reporter: Reporter) -> list[Json]:
+    """Return the rows of a `Dataset` of Hugging Face, without nulls in tool calls and tools.
+
+    A column of structs has the keys of all its rows. Arrow fills those that a row lacks with null,
+    which a chat template would render as arguments and parameters.
+    """
+    rows = list(dataset)
+    kept = [_drop_nulls(row) for row in rows]
+    if kept != rows:
+        reporter.line(
+            f"{name}: keys of the Dataset's rows whose value is null are left out, because "
+            "Arrow adds them; for a tool argument that is null, give arguments as JSON text"
+        )
+    return kept
+
+
+def _drop_nulls(value: Any) -> Any:
+    """Return a part of a row without the keys whose value is None, except `content`."""
+    if isinstance(value, dict):
+        return {
+            key: _drop_nulls(item)
+            for key, item in value.items()
+            if item is not None or key == "content"
+        }
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
