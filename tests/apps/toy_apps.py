@@ -35,6 +35,13 @@ def spell(task: dict[str, Any]) -> float:
         return letters(say(task["q"]))
 
 
+@lightspan.rollout
+def says(task: dict[str, Any]) -> None:
+    """Call the writer once, and give no reward."""
+    with lightspan.agent("writer"):
+        say(task["q"])
+
+
 ANSWERS: dict[str, str] = {}
 """The cache of `remembers`."""
 

@@ -32,10 +32,10 @@ PAGES = ROOT / "docs/reference"
 MADE = "<!-- made by `python tests/website/reference.py`: edit the code, not this page -->"
 SETTINGS = {
     "Training": ["Trainer"],
-    "Algorithms": ["LightningRL", "SFT", "GEPA", "APO", "Alternate"],
+    "Algorithms": ["LightningRL", "Distill", "SFT", "GEPA", "APO", "Alternate"],
     "Parts of algorithms": [
         *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Replay", "Policy"),
-        *("LLM", "Judge", "Price", "PromptTemplate"),
+        *("LLM", "Judge", "Price", "PromptTemplate", "TeacherModel", "TeacherServer"),
     ],
     "Engines and learners": ["Transformers", "VLLM", "Torch", "Verl"],
     "Runners": ["LocalRunners", "Hosts", "ExternalRunners", "RayRunners", "Command"],

@@ -57,6 +57,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "SFT", "Torch", "Transformers", "count_parameters"), "train"),
+        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer"), "train"),
         "Command": "programs",
         "ExternalRunners": "cluster",
         "Hosts": "hosts",
