@@ -2,47 +2,67 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
-from lightspan import LightningRL, LoRA, Trainer
-from lightspan.errors import ConfigError
-from lightspan.lightning.selection import Rejection
+from lightspan import SFT, LightningRL, LoRA, Trainer
+from lightspan.errors import ConfigError, EngineError
+from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode
+from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_testing.stored_episodes import stored_episodes
-from lightspan_testing.tiny import tiny_model
-from lightspan_torch import Distill, TeacherModel
-from lightspan_torch.learner.torch import TorchLearner
+from lightspan_torch import Distill, TeacherServer
+from lightspan_torch.engine.transformers import CAPABILITIES as ENGINE
+from lightspan_torch.learner.torch import CAPABILITIES as LEARNER
+from packages.torch.tests.distill.prompt_server import DROP, PromptServer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(570)]
 
 TASKS = [{"q": f"question {number}"} for number in range(64)]
-HELD_OUT = [{"q": f"held out {number}"} for number in range(32)]
+HELD_OUT = [{"q": f"held out {number}"} for number in range(12)]
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("teacher") / "model", seed=1)
+def teacher(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model that was fine-tuned to answer in lower-case letters."""
+    answers = ("singers", "concert", "stadium", "answer", "query")
+    chats = [
+        [
+            {"role": "user", "content": f"question {number}"},
+            {"role": "assistant", "content": answers[number % len(answers)]},
+        ]
+        for number in range(160)
+    ]
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    SFT(tiny, learning_rate=3e-3, epochs=2).fit(chats, folder, reporter=SilentReporter())
+    return folder
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in RunFolder(folder).metrics() if line["kind"] == "train"]
 
 
-def test_the_student_becomes_its_teacher_without_a_reward(
-    apps: Any, tiny: Path, teacher: Path, tmp_path: Path, lines: Any
+def course(folder: Path, name: str) -> list[float]:
+    return [line[name] for line in lines_of(folder)]
+
+
+def test_the_student_becomes_its_teacher(
+    apps: Any, tiny: Path, teacher: Path, tmp_path: Path
 ) -> None:
-    """The reverse KL falls, and the app that returns None is not told of missing rewards."""
-    algorithm = Distill(
-        tiny, teacher=teacher, optimize="writer", tasks_per_step=32, learning_rate=3e-3
-    )
-    trainer = Trainer(algorithm, steps=30, folder=tmp_path / "run", reporter=lines, runners=8)
-    trainer.fit(apps.says, TASKS, HELD_OUT)
-    kls = [line["distill/reverse_kl"] for line in lines_of(tmp_path / "run")]
-    print(kls, [l["distill/improbable"] for l in lines_of(tmp_path / "run")])
-    print(lines.texts)
-    assert math.fsum(kls[-3:]) < 0.3 * math.fsum(kls[:3])
+    """The reverse KL falls, and a reward that the student never saw rises to the teacher's."""
+    options: dict[str, Any] = {"optimize": "writer", "tasks_per_step": 24, "learning_rate": 3e-3}
+    algorithm, folder = Distill(tiny, teacher=teacher, **options), tmp_path / "run"
+    quiet: dict[str, Any] = {"reporter": SilentReporter(), "runners": 8}
+    Trainer(algorithm, steps=18, folder=folder, **quiet).fit(apps.spell, TASKS)
+    of_teacher = LightningRL(teacher, **options)
+    best = Trainer(of_teacher, folder=tmp_path / "teacher", **quiet).evaluate(apps.spell, HELD_OUT)
+    kls, rewards = course(folder, "distill/reverse_kl"), course(folder, "reward")
+    improbable = course(folder, "distill/improbable")
+    print(kls, rewards, improbable, best.mean)
+    assert fmean(kls[-3:]) < 0.25 * fmean(kls[:3])
+    assert improbable[-1] < 0.5 * improbable[0]
+    assert fmean(rewards[-3:]) > best.mean - 0.1 > fmean(rewards[:3]) + 0.1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from lightspan.lightning.rows import Response, Row
 from lightspan.protocols.learner import PolicyLoss
 from lightspan_torch.distill.reverse_kl import (
     LOG_RATIO_LIMIT,
+    baselines,
     distil,
     log_ratio,
     weighted,
@@ -25,7 +28,7 @@ from lightspan_torch.distill.reverse_kl import (
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.learner.gradients import gradients, make_model
 
-VOCABULARY, LENGTH, TEMPERATURE = 6, 3, 0.7
+VOCABULARY, LENGTH, TEMPERATURE = 6, 2, 0.7
 PROMPT = [1, 4, 2]
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -130,6 +133,7 @@ def sampled_gradient(
     student_temperature: float = TEMPERATURE,
     change: Callable[[float], float] = lambda advantage: advantage,
     is_return: bool = False,
+    has_baseline: bool = False,
 ) -> Tensor:
     """Return the expected gradient of what the algorithm trains, over all answers.
 
@@ -139,6 +143,7 @@ def sampled_gradient(
         student_temperature: temperature of the student's log-probabilities in the advantage.
         change: changes the advantage of a token.
         is_return: whether the advantage of a token also has those of later tokens.
+        has_baseline: whether another rollout, of any answer, gives the baseline.
     """
     student, teacher = models
     learner = TorchLearner({"writer": student}, dtype=torch.float64)
@@ -150,14 +155,39 @@ def sampled_gradient(
     for row, logprobs in zip(rows, behaviour, strict=True):
         row.logprobs[:] = logprobs
         row.weights[:] = [math.exp(math.fsum(logprobs))] * len(row.ids)
-    done = distil(rows, scores, own, explain(rows))
-    for row in done.rows:
+    if has_baseline:
+        trained = with_another(rows, scores, own, behaviour)
+    else:
+        trained = distil(rows, scores, own, explain(rows), has_baseline=False).rows
+    for row in trained:
         values = [change(value) for value in row.advantages]
         if is_return:
             values = [math.fsum(values[place:]) for place in range(len(values))]
         row.advantages[:] = values
-    _, found = gradients(learner, done.rows, PolicyLoss(dual_clip=None))
+    _, found = gradients(learner, trained, PolicyLoss(dual_clip=None))
     return flat(found)
+
+
+def with_another(
+    rows: list[Row], teacher: Any, student: Any, logprobs: list[list[float]]
+) -> list[Row]:
+    """Return the rows with the mean of the advantages that each has beside another rollout."""
+    whys = explain(rows)
+    chances = [math.exp(math.fsum(values)) for values in logprobs]
+    results = []
+    for first, row in enumerate(rows):
+        values = [0.0] * len(row.ids)
+        for second, chance in enumerate(chances):
+            both = [row, replace(rows[second], rollout_id="another")]
+            why = next(iter(whys.values()))
+            others = {("at-another", "call", 0): msgspec.structs.replace(why, rollout_id="another")}
+            pair = [first, second]
+            scores, own = ([each[place] for place in pair] for each in (teacher, student))
+            done = distil(both, scores, own, {**whys, **others})
+            added = done.rows[0].advantages
+            values = [value + chance * more for value, more in zip(values, added, strict=True)]
+        results.append(replace(row, advantages=values))
+    return results
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -186,9 +216,9 @@ def test_other_ways_have_another_gradient(models: tuple[Any, Any], wrong: dict[s
     assert distance(sampled_gradient(models, **wrong), expected_gradient(models)) > 0.01
 
 
-def test_a_baseline_would_change_no_expected_gradient(models: tuple[Any, Any]) -> None:
-    """E[∇log p] is zero, so that the test above would not see a constant."""
-    found = sampled_gradient(models, change=lambda advantage: advantage + 0.5)
+def test_the_baseline_changes_no_expected_gradient(models: tuple[Any, Any]) -> None:
+    """Check every pair of two rollouts, each of which is the other's baseline."""
+    found = sampled_gradient(models, has_baseline=True)
     assert distance(found, expected_gradient(models)) < 1e-6
 
 
@@ -207,23 +237,32 @@ def test_advantages_metrics_and_explanations() -> None:
     whys = explain(rows, credit=3.0, baseline=1.0, scale=2.0)  # an advantage of 1
     whys = {key: weighted(why, 0.5) for key, why in whys.items()}
     rows = [*with_advantages(rows, whys)]
-    assert rows[0].advantages == [0.0] * 3 + [0.5] * 3
-    none = [0.0] * 3
-    teacher = [[*none, -1.0, -2.0, -9.0], [*none, -1.0, -1.0, -math.inf]]
-    student = [[*none, -0.5, -3.0, -1.0], [*none, -1.0, -1.0, -2.0]]
+    assert rows[0].advantages == [0.0] * 3 + [0.5] * 2
+    teacher = [[0.0, 0.0, 0.0, -1.0, -9.0], [0.0, 0.0, 0.0, -1.0, -math.inf]]
+    student = [[0.0, 0.0, 0.0, -0.5, -1.0], [0.0, 0.0, 0.0, -1.0, -2.0]]
     done = distil(rows, teacher, student, whys)
-    assert done.rows[0].advantages == [0.0] * 3 + [0.5 - 0.5, 0.5 + 1.0, 0.5 - 8.0]
-    assert done.rows[1].advantages == [0.0] * 3 + [0.5, 0.5, 0.5 - LOG_RATIO_LIMIT]
+    first, second = (-0.5 - 8.0) / 2, -LOG_RATIO_LIMIT / 2
+    expected = [0.5 - 0.5 - second, 0.5 - 8.0 - second]
+    assert done.rows[0].advantages == pytest.approx([0.0] * 3 + expected)
+    expected = [0.5 - first, 0.5 - LOG_RATIO_LIMIT - first]
+    assert done.rows[1].advantages == pytest.approx([0.0] * 3 + expected)
     assert done.metrics == {
-        "reverse_kl": pytest.approx((0.5 - 1.0 + 8.0 + LOG_RATIO_LIMIT) / 6),
-        "improbable": pytest.approx(2 / 6),
-        "tokens": 6.0,
+        "reverse_kl": pytest.approx((8.5 + LOG_RATIO_LIMIT) / 4),
+        "improbable": 2 / 4,
+        "tokens": 4.0,
     }
     for row, why in zip(done.rows, done.explanations.values(), strict=True):
         assert why.advantage == pytest.approx(math.fsum(row.advantages) / LENGTH)
-        assert why.terms[-1].name == "teacher"
+        assert [term.name for term in why.terms] == ["teacher", "teacher, other rollouts"]
     bare = without_reward(next(iter(whys.values())))
     assert bare.advantage == 0.0
+
+
+def test_the_baseline_is_of_other_rollouts_of_the_policy() -> None:
+    rows = make_rows()[:4]
+    rows[1] = replace(rows[1], rollout_id=rows[0].rollout_id)
+    rows[3] = replace(rows[3], policy="other")
+    assert baselines(rows, [[1.0, 2.0], [3.0], [5.0], [9.0]]) == [5.0, 5.0, 2.0, 0.0]
 
 
 def test_the_log_ratio_is_clamped() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightspan_torch.distill.teachers import TeacherModel
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.weights import load_model, without_bars
-from lightspan_torch.learner.policy_model import ADAPTER_CONFIG, default_dtype
+from lightspan_torch.learner.policy_model import ADAPTER_CONFIG, default_dtype, quiet_peft
 from lightspan_torch.learner.torch import TorchLearner
 
 NAME: Final = "teacher"
@@ -95,11 +96,11 @@ class LocalTeacher:
 
     def _load(self, learner: dict[str, Any]) -> TorchLearner:
         device = self._settings.device or str(learner.get("device", "cpu"))
-        source, scratch = self._settings.model, None
-        if _base(source) != source:
-            scratch = tempfile.TemporaryDirectory(prefix="lightspan-teacher-")
-            source = _merged(source, Path(scratch.name))
-        try:
+        source = self._settings.model
+        with ExitStack() as stack:
+            if _base(source) != source:
+                scratch = tempfile.TemporaryDirectory(prefix="lightspan-teacher-")
+                source = _merged(source, Path(stack.enter_context(scratch)))
             return TorchLearner(
                 {NAME: source},
                 device=device,
@@ -107,9 +108,6 @@ class LocalTeacher:
                 token_budget=self._settings.token_budget,
                 tokenizers={NAME: self._tokenizer()},
             )
-        finally:
-            if scratch is not None:
-                scratch.cleanup()
 
     def _tokenizer(self) -> TransformersTokenizer:
         return load_tokenizer(_base(self._settings.model))
@@ -158,7 +156,7 @@ def _merged(adapter: str, folder: Path) -> str:
 
     base = load_model(_base(adapter))
     try:
-        with without_bars():
+        with quiet_peft(), without_bars():
             merged: Any = PeftModel.from_pretrained(base, adapter).merge_and_unload()
             merged.save_pretrained(folder)
     except Exception as error:  # whatever peft raises

@@ -3,9 +3,11 @@
 With p the student and q the teacher, both at the sampling temperature, and y_t the token that the
 student sampled after the prefix s_t:
 
-    advantage_t = log q(y_t | s_t) - log p(y_t | s_t)  +  reward weight · advantage of the call
+    advantage_t = log q(y_t | s_t) - log p(y_t | s_t) - b  +  reward weight · advantage of the call
 
-The expectation over y_t ~ p of advantage_t · ∇log p(y_t | s_t) is, for the first part,
+The baseline b is the mean of log q - log p over the tokens of the step's other rollouts of the same
+policy. It is independent of y_t, so it changes no expectation, and takes away noise. The
+expectation over y_t ~ p of advantage_t · ∇log p(y_t | s_t) is, for the first part,
 -∇KL(p(·|s_t) ‖ q(·|s_t)): in Σ_y p ∇log p · (log q - log p) the term Σ_y p ∇log p that the product
 rule adds is zero. So gradient ascent on it minimises the divergence at the prefixes that were
 visited. That the student chose the prefix too is not differentiated: the divergences of later
@@ -17,8 +19,10 @@ lambda 1 and the reverse KL, whose gradient through sampling is left out there t
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, compress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -51,51 +55,96 @@ def log_ratio(teacher: float, student: float) -> float:
     return max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, teacher - student))
 
 
+def baselines(rows: Sequence[Row], ratios: Sequence[Sequence[float]]) -> list[float]:
+    """Return for each row the mean ratio over the tokens of other rollouts of its policy.
+
+    It is 0 for the only rollout of a policy. A row's own rollout is left out, because later tokens
+    of a rollout depend on its earlier ones.
+
+    Args:
+        rows: the rows.
+        ratios: per row, log q - log p of its trained tokens.
+    """
+    totals: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    counts: Counter[tuple[str, ...]] = Counter()
+    for row, values in zip(rows, ratios, strict=True):
+        for key in ((row.policy,), (row.policy, row.rollout_id)):
+            totals[key] += math.fsum(values)
+            counts[key] += len(values)
+    means = []
+    for row in rows:
+        every, own = (row.policy,), (row.policy, row.rollout_id)
+        others = counts[every] - counts[own]
+        means.append((totals[every] - totals[own]) / others if others else 0.0)
+    return means
+
+
 def distil(
     rows: Sequence[Row],
     teacher: Sequence[Sequence[float]],
     student: Sequence[Sequence[float]],
     explanations: Mapping[TransitionKey, Explanation],
+    *,
+    has_baseline: bool = True,
 ) -> DistilledRows:
-    """Add log q - log p to the advantage of every trained token.
+    """Add log q - log p - b to the advantage of every trained token.
 
     Args:
         rows: rows whose advantages are those of the reward, by its weight.
         teacher: per row, log q of each token; entries of tokens that are not trained are unused.
         student: per row, log p of each token, likewise.
         explanations: (attempt id, call id, choice) → explanation of the reward's part.
+        has_baseline: whether b is subtracted, the mean over other rollouts.
     """
     attempts = _attempts(explanations)
+    ratios = [
+        [log_ratio(q, p) for q, p in compress(zip(scores, own, strict=True), row.mask)]
+        for row, scores, own in zip(rows, teacher, student, strict=True)
+    ]
+    means = baselines(rows, ratios) if has_baseline else [0.0] * len(rows)
     results, terms = [], dict[TransitionKey, Explanation]()
-    ratios, improbable = list[float](), 0
-    for row, scores, own in zip(rows, teacher, student, strict=True):
+    for place, row in enumerate(rows):
         values = list(row.advantages)
-        for place, is_trained in enumerate(row.mask):
-            if is_trained:
-                ratio = log_ratio(scores[place], own[place])
-                values[place] += ratio
-                ratios.append(ratio)
-                improbable += scores[place] < math.log(IMPROBABLE)
+        trained = compress(range(len(values)), row.mask)
+        for token, ratio in zip(trained, ratios[place], strict=True):
+            values[token] += ratio - means[place]
         results.append(replace(row, advantages=values))
         for (call_id, choice), (start, length) in zip(row.call_ids, row.responses, strict=True):
-            key = attempts[row.rollout_id], call_id, choice
-            call = slice(start, start + length)
-            terms[key] = _explained(explanations[key], scores[call], own[call])
-    count = max(1, len(ratios))
+            key, call = (attempts[row.rollout_id], call_id, choice), slice(start, start + length)
+            why, scores, own = explanations[key], teacher[place][call], student[place][call]
+            terms[key] = _explained(why, scores, own, means[place])
+    flat = [*chain.from_iterable(ratios)]
+    scores = [
+        score
+        for row, values in zip(rows, teacher, strict=True)
+        for score in compress(values, row.mask)
+    ]
+    count = max(1, len(flat))
     metrics = {
-        "reverse_kl": -math.fsum(ratios) / count,
-        "improbable": improbable / count,
-        "tokens": float(len(ratios)),
+        "reverse_kl": -math.fsum(flat) / count,
+        "improbable": sum(score < math.log(IMPROBABLE) for score in scores) / count,
+        "tokens": float(len(flat)),
     }
     return DistilledRows(results, {**explanations, **terms}, metrics)
 
 
-def _explained(why: Explanation, teacher: Sequence[float], student: Sequence[float]) -> Explanation:
-    """Return the explanation with the mean of log q - log p over the call's tokens as a term."""
-    limited = [s + log_ratio(t, s) for t, s in zip(teacher, student, strict=True)]
+def _explained(
+    why: Explanation, teacher: Sequence[float], student: Sequence[float], mean: float
+) -> Explanation:
+    """Return the explanation with the mean advantage that the teacher gave to the call's tokens.
+
+    Args:
+        why: explanation of the reward's part.
+        teacher: log q of each token of the call.
+        student: log p of each token of the call.
+        mean: the baseline b.
+    """
+    limited = [p + log_ratio(q, p) for q, p in zip(teacher, student, strict=True)]
     credit, baseline = (math.fsum(each) / max(1, len(each)) for each in (limited, student))
-    term = CreditTerm("teacher", credit, baseline, 1.0)
-    return msgspec.structs.replace(why, terms=(*why.terms, term))
+    terms = [CreditTerm("teacher", credit, baseline, 1.0)]
+    if mean:
+        terms.append(CreditTerm("teacher, other rollouts", 0.0, mean, 1.0))
+    return msgspec.structs.replace(why, terms=(*why.terms, *terms))
 
 
 def weighted(why: Explanation, weight: float) -> Explanation:

@@ -71,6 +71,8 @@ class ServerTeacher:
         self._tokenizer: Any = None
         self._is_compared = False
         """Whether the texts of the tokens of a row were compared with the student's."""
+        self._is_noted = False
+        """Whether the user was told in this step that the server does not answer."""
 
     def describe(self) -> str:
         """Return a line about the teacher."""
@@ -130,6 +132,7 @@ class ServerTeacher:
         """
         if not self._model:
             await asyncio.to_thread(self.check)
+        self._is_noted = False
         with ThreadPoolExecutor(self._settings.concurrency, "lightspan-teacher") as pool:
             tasks = [asyncio.create_task(self._score(row, pool, trainer)) for row in rows]
             try:
@@ -183,7 +186,8 @@ class ServerTeacher:
                         ": nothing was trained in this step; start the server again, and continue "
                         "with resume=True"
                     ) from error
-                if tries == 0:
+                if not self._is_noted:
+                    self._is_noted = True
                     trainer.note(f"{error}; trying again for {self._settings.patience_s:g} s")
                 wait = RETRY_BACKOFF_S[min(tries, len(RETRY_BACKOFF_S) - 1)]
                 await asyncio.sleep(min(wait, max(0.0, end - now)))
