@@ -10,7 +10,8 @@ that was killed continues from its last checkpoint.
 The design, written before the first run. `teacher` trains SmolLM2-135M-Instruct by the recipe of
 the router (`LightningRL`, 24 steps of 64 rollouts). `distill` begins with the published weights
 again, and the policy of `teacher` of the same seed teaches it: one rollout for each of 384
-messages, a quarter of the teacher's rollouts, in 24 steps of 16, without a reward. `start` is the
+messages, a quarter of the teacher's rollouts, in 24 steps of 16, without a reward. Its learning
+rate is 5e-4, LoRA of rank 16 as the teacher's; all else is the recipe's. `start` is the
 published model. Measured is the reward on the 320 messages of the test, sampled once at the
 temperature of training, as in docs/evidence/router.md. The target: `distill` ends at most .05
 below `teacher`.
@@ -33,6 +34,7 @@ ROOT: Final = Path(__file__).parents[1]
 CACHE: Final = ROOT / ".cache/distill"
 STEPS: Final = 24
 TASKS_PER_STEP: Final = 16
+RATE: Final = 5e-4
 HELD_OUT: Final = 320
 
 
@@ -78,7 +80,8 @@ def measured(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     folder = options.cache / f"{arm}-{seed}"
     if arm == "distill":
         changes: dict[str, Any] = {"group_size": 1, "tasks_per_step": TASKS_PER_STEP}
-        changes |= {"minibatches": 1, "teacher": options.cache / f"teacher-{seed}/model"}
+        changes |= {"minibatches": 1, "optimizer": None, "learning_rate": RATE}
+        changes |= {"teacher": options.cache / f"teacher-{seed}/model"}
         algorithm: Any = Distill(model, **{**of_recipe, **changes})
     else:
         algorithm = LightningRL(model, **of_recipe)
