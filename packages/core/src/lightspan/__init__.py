@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
     from lightspan_torch import SFT as SFT, Torch as Torch, Transformers as Transformers
+    from lightspan_torch.distill import (
+        Distill as Distill,
+        TeacherModel as TeacherModel,
+        TeacherServer as TeacherServer,
+    )
     from lightspan_verl.config import Verl as Verl
     from lightspan_vllm.config import VLLM as VLLM
 

@@ -320,7 +320,7 @@ class Algorithm(Protocol):
 
     @property
     def needs_rewards(self) -> bool:
-        """Whether a rollout without a reward teaches nothing, so that the user is told of it."""
+        """Whether a rollout without a reward teaches nothing, and is reported."""
         return True
 
     @property

@@ -72,7 +72,7 @@ class ServerTeacher:
         self._is_compared = False
         """Whether the texts of the tokens of a row were compared with the student's."""
         self._is_noted = False
-        """Whether the user was told in this step that the server does not answer."""
+        """Whether a note of this step says that the server does not answer."""
 
     def describe(self) -> str:
         """Return a line about the teacher."""
