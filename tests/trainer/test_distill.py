@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan import SFT, LightningRL, LoRA, Trainer
 from lightspan.errors import EngineError
@@ -286,3 +287,25 @@ def test_killed_and_resumed(student: Path, teacher: Path, tmp_path: Path) -> Non
     assert set(trained.values()) == {1}
     config = json.loads((folder / "config.json").read_text())
     assert (config["algorithm"], config["teacher"]["model"]) == ("distill", str(teacher))
+
+
+def test_the_program_of_the_page(student: Path, teacher: Path, tmp_path: Path) -> None:
+    """Run docs/guides/distill.md with small models, for a step."""
+    (program,) = (text for _, name, text in blocks("guides/distill.md") if name == "distill.py")
+    for old, new in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", str(student)),
+        ("Qwen/Qwen2.5-7B-Instruct", str(teacher)),
+        ('["route", "answer"]', '["writer"]'),
+        ("steps=50", "steps=1"),
+    ):
+        assert program.count(old) == 1
+        program = program.replace(old, new)
+    (tmp_path / "distill.py").write_text(program)
+    (tmp_path / "my_app.py").write_text(
+        "from toy_apps import spell as answer\ntasks = [{'q': str(n)} for n in range(4)]\n"
+    )
+    paths = [str(tmp_path), str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "distill.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert lines_of(tmp_path / "runs/distilled")[0]["distill/tokens"] > 0
