@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,12 +20,14 @@ from pages import blocks  # type: ignore[import-not-found]
 
 from lightspan import SFT, LightningRL, LoRA, Trainer
 from lightspan.errors import EngineError
+from lightspan.lightning.selection import CallStatus
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import Mode, Outcome
+from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_testing.stored_episodes import stored_episodes
-from lightspan_tools.rollout_view import explanation_text
+from lightspan_tools.rollout_view import RolloutView, explanation_text, read_views
 from lightspan_torch import Distill, TeacherServer
 from lightspan_torch.distill import server as server_module
 from lightspan_torch.learner.torch import TorchLearner
@@ -124,6 +127,18 @@ def mixed(apps: Any, student: Path, teacher: Path, tmp_path_factory: pytest.Temp
     return Run(algorithm, folder)
 
 
+def views_of(folder: Path) -> list[RolloutView]:
+    """Return what `lightspan inspect` shows of the run's rollouts."""
+
+    async def read() -> list[RolloutView]:
+        run = RunFolder(folder)
+        async with open_store(run.store_url) as store:
+            states = await store.rollouts(run_id=run.read_config()["run_id"])
+            return await read_views(run, store, run.read_config(), states, None)
+
+    return asyncio.run(read())
+
+
 def test_the_advantage_is_of_the_teacher_and_of_the_reward(mixed: Run, teacher: Path) -> None:
     batch = mixed.algorithm.last_batch
     assert batch is not None
@@ -169,6 +184,9 @@ def test_unscored_rollouts_learn_from_the_teacher_alone(mixed: Run) -> None:
         assert why.agent_path == "writer"
         assert why.terms[0].name == "teacher"
         assert "(teacher)" in explanation_text(why)
+    shown = [view for view in views_of(mixed.folder) if view.step == 2]
+    calls = Counter(e.status for view in shown for e in view.coverage.entries)
+    assert calls == {CallStatus.TRAINED: 8, CallStatus.FROZEN: 8}
     zero = [why for why in explanations.values() if why.zero_reason == "unscored"]
     assert len(zero) == bare
 
@@ -236,6 +254,23 @@ def test_no_reward_is_told_of_when_none_is_needed(
     report = trainer.dev(apps.says, TASKS[:8], count=2)
     assert not any("reward" in warning for warning in report.warnings)
     assert any("beside the student's" in choice for choice in report.choices)
+
+
+def test_overlapping_rollouts_are_scored_by_the_current_weights(
+    apps: Any, student: Path, teacher: Path, tmp_path: Path
+) -> None:
+    """The student's log-probabilities are the learner's, not those of the weights that sampled."""
+    options: dict[str, Any] = {"optimize": "writer", "tasks_per_step": 4, "overlap": 1}
+    algorithm = Distill(student, teacher=teacher, learning_rate=1e-2, **options)
+    folder = tmp_path / "run"
+    Trainer(algorithm, steps=2, folder=folder, **QUIET).fit(apps.says, TASKS[:8])
+    batch = algorithm.last_batch
+    assert batch is not None
+    (step,) = {line["overlap/behind"] for line in lines_of(folder)[1:]}
+    assert step > 0
+    whys = [why.terms[0] for why in batch.explanations.values()]
+    means = [fmean(p for p, m in zip(r.logprobs, r.mask, strict=True) if m) for r in batch.rows]
+    assert sorted(term.baseline for term in whys) != pytest.approx(sorted(means), abs=1e-3)
 
 
 # --- servers, kill -9 and resume ---------------------------------------------------------------

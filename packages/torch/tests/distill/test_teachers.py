@@ -16,6 +16,7 @@ import torch
 
 from lightspan.errors import ConfigError, EngineError, ModelError, UnsupportedError
 from lightspan.lightning.rows import Row
+from lightspan.lightning.selection import Rejection
 from lightspan.protocols.learner import LoRA
 from lightspan_testing.learner_suite.rows import random_row
 from lightspan_testing.tiny import tiny_model
@@ -329,6 +330,12 @@ def test_a_server_has_one_temperature_and_no_grammar(student: Path) -> None:
     with pytest.raises(UnsupportedError, match="scores prompts at temperature 1"):
         cold.check(ENGINE, LEARNER)
     Distill(student, teacher="t", optimize="writer", temperature=0.7).check(ENGINE, LEARNER)
+    supported = []
+    for teacher in ("t", "http://gpu:8000"):
+        algorithm = Distill(student, teacher=teacher, optimize="writer")
+        algorithm.check(ENGINE, LEARNER)
+        supported.append(algorithm._supported)
+    assert supported == [{Rejection.CONSTRAINED}, set()]
 
 
 def test_a_model_that_is_not_there(student: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from lightspan.algorithms.lightning_rl import LightningRL
 from lightspan.algorithms.protocol import Metrics, TrainerContext
-from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.errors import ConfigError, EngineError, ModelError, UnsupportedError
 from lightspan.lightning.advantages import Estimator
 from lightspan.lightning.batch import Batch, BatchBuilder, Weight
 from lightspan.lightning.episode import CallKey, Episode
@@ -134,7 +134,10 @@ class Distill(DistillSettings):
         return [*super().describe_choices(), self._scorer.describe()]
 
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
-        self._scorer.check()
+        try:
+            self._scorer.check()
+        except (EngineError, ModelError) as error:
+            raise ConfigError(str(error)) from error
         return super().inspect_episodes(episodes)
 
     async def check_run(self, trainer: TrainerContext) -> None:
@@ -232,6 +235,7 @@ class _Builder(BatchBuilder):
                     token_weight=plain.token_weight,
                     share=plain.share,
                 )
-            counters["unscored"] = scored.counters.get("unscored", 0)
+            for name in ("scored", "unscored"):
+                counters[name] = scored.counters.get(name, 0)
         rows = [*with_advantages(batch.rows, whys)]
         return replace(batch, rows=rows, explanations=whys, counters=counters)
