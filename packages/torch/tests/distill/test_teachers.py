@@ -235,14 +235,19 @@ async def test_an_answer_of_another_form(
         await remote.score(World(), make_rows())  # type: ignore[arg-type]
 
 
-async def test_a_nan_is_no_score(student: Path, serving: PromptServer) -> None:
+@pytest.mark.parametrize(
+    ("logprob", "error"),
+    [("nan", "has no log-probability of token"), (3.5, "which is above 0: it sends logits")],
+)
+async def test_numbers_that_are_no_log_probabilities(
+    logprob: Any, error: str, student: Path, serving: PromptServer
+) -> None:
     rows = make_rows(1)
-    ids = rows[0].ids
-    entries = [None, *({str(token): {"logprob": "nan"}} for token in ids[1:])]
+    entries = [None, *({str(token): {"logprob": logprob}} for token in rows[0].ids[1:])]
     body = {"choices": [{"prompt_logprobs": entries}]}
     serving.refuse["/v1/completions"] = [(200, json.dumps(body).replace('"nan"', "NaN"))]
     remote = ServerTeacher(TeacherServer(url=serving.url), [str(student)], 200)
-    with pytest.raises(EngineError, match="has no log-probability of token"):
+    with pytest.raises((ConfigError, EngineError), match=error):
         await remote.score(World(), rows)  # type: ignore[arg-type]
 
 

@@ -31,6 +31,8 @@ from lightspan_torch.engine.tokenizer import load_tokenizer
 RETRY_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds before a failed request is repeated; the last number counts for all later tries."""
 _TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
+_ROUNDING: Final = 1e-3
+"""Log-probabilities up to this number are taken as rounded."""
 _REASON: Final = 300
 """Maximum characters of a server's text in an error message."""
 
@@ -153,7 +155,7 @@ class ServerTeacher:
             "prompt": ids,
             "max_tokens": 1,
             "temperature": 0.0,
-            "prompt_logprobs": 0,
+            "prompt_logprobs": 1,  # the most probable token, and the prompt's own
             "add_special_tokens": False,
         }
         send = partial(self._request, "/v1/completions", body)
@@ -197,7 +199,7 @@ class ServerTeacher:
         """Return for each id the server's entry with its log-probability; the first is empty.
 
         Raises:
-            ConfigError: the answer has no log-probabilities of the prompt.
+            ConfigError: the answer has no log-probabilities of the prompt, but logits or nothing.
             EngineError: they are not those of `ids`.
         """
         url = self._settings.url
@@ -223,6 +225,12 @@ class ServerTeacher:
             if not isinstance(logprob, int | float) or math.isnan(logprob):
                 raise EngineError(
                     f"the teacher at {url} has no log-probability of token {token}: {by_id!r:.200}"
+                )
+            if logprob > _ROUNDING:
+                raise ConfigError(
+                    f"the teacher at {url} gives {logprob:g} as the log-probability of token "
+                    f"{token}, which is above 0: it sends logits; start vLLM with "
+                    "--logprobs-mode raw_logprobs, its default"
                 )
             entries.append(entry)
         return entries
