@@ -35,6 +35,23 @@ def spell(task: dict[str, Any]) -> float:
         return letters(say(task["q"]))
 
 
+@lightspan.rollout
+def says(task: dict[str, Any]) -> None:
+    """Call the writer once, and give no reward."""
+    with lightspan.agent("writer"):
+        say(task["q"])
+
+
+@lightspan.rollout
+def sometimes(task: dict[str, Any]) -> float | None:
+    """Call the writer, whose answer is rewarded if the task is not bare, and a checker."""
+    with lightspan.agent("writer"):
+        text = say(task["q"])
+    with lightspan.agent("checker"):
+        say("fine?", max_tokens=2)
+    return None if task["bare"] else letters(text)
+
+
 ANSWERS: dict[str, str] = {}
 """The cache of `remembers`."""
 

@@ -36,11 +36,12 @@ MADE = "<!-- made by `python tests/website/reference.py`: edit the code, not thi
 SETTINGS = {
     "Training": ["Trainer"],
     "Algorithms": [
-        *("LightningRL", "RejectionSampling", "SFT", "Preferences", "GEPA", "APO", "Alternate"),
+        *("LightningRL", "RejectionSampling", "Distill", "SFT", "Preferences"),
+        *("GEPA", "APO", "Alternate"),
     ],
     "Parts of algorithms": [
         *("Optimizer", "PolicyLoss", "LoRA", "Critic", "AIR", "Overlong", "Replay", "Policy"),
-        *("Forks", "LLM", "Judge", "Price", "PromptTemplate"),
+        *("Forks", "TeacherModel", "TeacherServer", "LLM", "Judge", "Price", "PromptTemplate"),
     ],
     "Engines and learners": ["Transformers", "VLLM", "Torch", "Verl"],
     "Runners": ["LocalRunners", "Hosts", "ExternalRunners", "RayRunners", "Command"],

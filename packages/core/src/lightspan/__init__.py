@@ -54,8 +54,11 @@ if TYPE_CHECKING:
     from lightspan_tools.dry_run import DevReport as DevReport
     from lightspan_torch import (
         SFT as SFT,
+        Distill as Distill,
         Preferences as Preferences,
         RejectionSampling as RejectionSampling,
+        TeacherModel as TeacherModel,
+        TeacherServer as TeacherServer,
         Torch as Torch,
         Transformers as Transformers,
     )

@@ -13,7 +13,13 @@ from lightspan.algorithms.recorded_attempts import RecordedAttempt
 from lightspan.errors import ConfigError
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Call, Episode, score_failure
-from lightspan.lightning.selection import Coverage, Rejection, classify_calls
+from lightspan.lightning.selection import (
+    CallCoverage,
+    CallStatus,
+    Coverage,
+    Rejection,
+    classify_calls,
+)
 from lightspan.schema.records import Mode, RolloutState
 from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import Routing, make_routing
@@ -268,7 +274,7 @@ def _trained_coverage(
     coverage = classify(supported=supported if is_explained else ())
     widest, explained = classify(supported=_DECLARABLE), explanations.keys() | mismatches.keys()
     entries = tuple(
-        wide if _key(coverage.attempt_id, wide.call) in explained else entry
+        _as_trained(wide) if _key(coverage.attempt_id, wide.call) in explained else entry
         for entry, wide in zip(coverage.entries, widest.entries, strict=True)
     )
     coverage = replace(coverage, entries=entries)
@@ -284,6 +290,13 @@ def _trained_coverage(
         if name in explanations and not explanations[name].token_weight
     }
     return coverage.reject(unused | skipped)
+
+
+def _as_trained(entry: CallCoverage) -> CallCoverage:
+    """Return the status of a call that has an explanation; distillation needs no reward."""
+    if entry.rejection is not Rejection.UNSCORED:
+        return entry
+    return msgspec.structs.replace(entry, status=CallStatus.TRAINED, rejection=None)
 
 
 def _key(attempt_id: str, call: Call) -> str:

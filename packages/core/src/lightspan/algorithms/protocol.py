@@ -319,6 +319,11 @@ class Algorithm(Protocol):
         return [classify_calls(episode, routing, modes=modes) for episode in episodes]
 
     @property
+    def needs_rewards(self) -> bool:
+        """Whether a rollout without a reward teaches nothing, and is reported."""
+        return True
+
+    @property
     def timeout_s(self) -> float | None:
         """Seconds per rollout; None for no limit."""
         return 600.0

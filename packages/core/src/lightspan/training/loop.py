@@ -24,6 +24,7 @@ from lightspan.training.sinks import SinkRun, Sinks
 _SHOWN = {
     "reward": "reward {:.3f}",
     "batch/retried": "{:.0f} calls in failed tries",
+    "distill/reverse_kl": "reverse KL {:.3f}",
     "learner/loss": "loss {:z.4f}",
     "engine/tokens_per_s": "{:.0f} tokens/s",
     "seconds": "{:.1f} s",

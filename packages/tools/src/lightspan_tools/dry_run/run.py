@@ -316,7 +316,11 @@ class DryRun:
             *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
             *analysis.shared_ids(self.tasks),
             *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
-            *analysis.reward_warnings(rewards, trains=trains),
+            *(
+                analysis.reward_warnings(rewards, trains=trains)
+                if self._algorithm.needs_rewards
+                else ()
+            ),
             *([] if stops or not trains else analysis.call_warnings(agents, uncaptured)),
             *(analysis.silent_warnings(findings) if trains else ()),
             *analysis.other_warnings(agents, rows, costs, memory_report),

@@ -331,7 +331,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
     with forked_random(model.device):
         torch.manual_seed(seed)
         try:
-            with _quiet_peft():
+            with quiet_peft():
                 adapted = get_peft_model(model, config)
         except ValueError as error:
             raise ConfigError(
@@ -426,7 +426,7 @@ def load_adapter(
 
     model = load_model(base or named, device=device, dtype=dtype)
     try:
-        with _quiet_peft():
+        with quiet_peft():
             adapted = PeftModel.from_pretrained(model, str(folder))
     except Exception as error:  # PEFT and torch raise many types for shapes and damaged files
         raise ModelError(
@@ -471,7 +471,8 @@ def merge_adapter(
 
 
 @contextmanager
-def _quiet_peft() -> Iterator[None]:
+def quiet_peft() -> Iterator[None]:
+    """Hide the warnings of peft about other libraries in the `with` block."""
     with warnings.catch_warnings():  # peft 0.21 uses a deprecated attribute of transformers 5.23
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
         # PEFT adapts itself to GPT-2's layers, and names no layer for its patterns of experts

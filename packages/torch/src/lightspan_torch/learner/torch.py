@@ -246,6 +246,29 @@ class TorchLearner(Learner):
         self._check_scored(rows)
         return self._scores_and_states(rows, which, states=False)[0]
 
+    def score_trained(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Return the log-probabilities of the rows' trained tokens, 0 for others.
+
+        It computes no logits of other tokens, so it takes less time than `score`.
+
+        Raises:
+            DataError, NotFoundError: as `score`.
+        """
+        self._check_scored(rows)
+        scores = [[0.0] * len(row.ids) for row in rows]
+        with self._metered(), self._explain_memory("scoring", rows):
+            for policy, indices in self._by_policy(rows).items():
+                order = ordered(rows, indices)
+                own = [rows[index] for index in order]
+                masks = [[False, *row.mask[1:]] for row in own]
+                tokens = SelectedTokens(own, masks, self._device, self._replays[policy])
+                logprobs = self._logprobs(policy, "policy", self._plan(policy, tokens), tokens)
+                parts = zip(order, tokens.selected, tokens.by_row(logprobs), strict=True)
+                for index, places, values in parts:
+                    for place, value in zip(places, values, strict=True):
+                        scores[index][place] = value
+        return scores
+
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
         self._check_values(rows)
         return self._values_of(rows, self._scores_and_states(rows, None, states=True)[1])

@@ -1,0 +1,164 @@
+"""A teacher in this process: a frozen model, computed as the learner computes the student."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from lightspan.algorithms.protocol import TrainerContext
+from lightspan.errors import ConfigError, ModelError
+from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import LoRA
+from lightspan_torch.distill.same_tokens import check_vocabularies
+from lightspan_torch.distill.teachers import TeacherModel
+from lightspan_torch.engine.parameter_count import count_parameters
+from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
+from lightspan_torch.engine.weights import load_model, without_bars
+from lightspan_torch.learner.policy_model import ADAPTER_CONFIG, default_dtype, quiet_peft
+from lightspan_torch.learner.torch import TorchLearner
+
+NAME: Final = "teacher"
+GIB: Final = 2**30
+
+
+class LocalTeacher:
+    """Computes the log-probabilities of a teacher that is loaded into this process.
+
+    Args:
+        settings: the teacher's settings.
+        students: folders or hub names of the students.
+        max_length: maximum tokens of a call of a student; None for the student's context.
+    """
+
+    def __init__(
+        self, settings: TeacherModel, students: Sequence[str], max_length: int | None
+    ) -> None:
+        self._settings = settings
+        self._students = students
+        self._max_length = max_length
+        self._learner: TorchLearner | None = None
+
+    def describe(self) -> str:
+        """Return a line about the teacher, with the memory that its weights need."""
+        teacher = self._settings
+        try:
+            count = count_parameters(_base(teacher.model))
+        except ModelError as error:
+            return f"teacher {teacher}: its size is unknown ({error})"
+        dtype = self._dtype(teacher.device or "cpu")
+        kind = str(dtype).removeprefix("torch.")
+        is_open = teacher.dtype is None and teacher.device is None
+        return (
+            f"teacher {teacher}: {count / 1e6:,.3g} M parameters, beside the student's: "
+            f"{count * dtype.itemsize / GIB:.2f} GiB as {kind}"
+            f"{', half of it on a GPU' if is_open else ''}"
+        )
+
+    def check(self) -> None:
+        """Check that the teacher has the student's tokens, and is long enough. Loads no weights.
+
+        Raises:
+            ConfigError: the tokenizers differ, or the teacher's context is shorter than a call.
+            ModelError: a tokenizer cannot be loaded.
+        """
+        teacher = self._tokenizer()
+        for name in self._students:
+            student = load_tokenizer(name)
+            names = (name, self._settings.model)
+            check_vocabularies(student.tokenizer, teacher.tokenizer, names)
+            longest = min(self._max_length or student.context_length, student.context_length)
+            check_context(longest, teacher.context_length, str(self._settings))
+
+    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> list[list[float]]:
+        """Return for each row log q of its trained tokens, and 0 for other tokens.
+
+        The teacher's distribution has the temperature and the grammar of each token.
+
+        Raises:
+            ConfigError, ModelError: as `check`, at the first call.
+            OutOfMemoryError: the teacher does not fit into memory.
+        """
+        if self._learner is None:
+            self.check()
+            self._learner = await trainer.learn(partial(self._load, trainer.learner.state()))
+        own = [replace(row, policy=NAME, value_targets=()) for row in rows]
+        score = partial(self._learner.score_trained, own)
+        scores: list[list[float]] = await trainer.learn(score)
+        return scores
+
+    def _load(self, learner: dict[str, Any]) -> TorchLearner:
+        device = self._settings.device or str(learner.get("device", "cpu"))
+        source = self._settings.model
+        with ExitStack() as stack:
+            if _base(source) != source:
+                scratch = tempfile.TemporaryDirectory(prefix="lightspan-teacher-")
+                source = _merged(source, Path(stack.enter_context(scratch)))
+            return TorchLearner(
+                {NAME: source},
+                device=device,
+                dtype=self._dtype(device),
+                token_budget=self._settings.token_budget,
+                tokenizers={NAME: self._tokenizer()},
+            )
+
+    def _tokenizer(self) -> TransformersTokenizer:
+        return load_tokenizer(_base(self._settings.model))
+
+    def _dtype(self, device: str) -> torch.dtype:
+        name = self._settings.dtype
+        if name is not None:
+            return getattr(torch, name)  # type: ignore[no-any-return]
+        return default_dtype(device, LoRA())  # as weights under adapters, which are frozen too
+
+
+def check_context(longest: int, context: int, teacher: str) -> None:
+    """Raise `ConfigError` if a call of the student may be longer than the teacher's context.
+
+    Args:
+        longest: maximum tokens of a call.
+        context: maximum tokens that the teacher reads.
+        teacher: name of the teacher.
+    """
+    if longest > context:
+        raise ConfigError(
+            f"the teacher {teacher} reads at most {context:,} tokens, and a call of the student "
+            f"may have {longest:,}: give Distill(max_length={context}), which leaves longer calls "
+            "out, or a teacher with a longer context"
+        )
+
+
+def _base(model: str) -> str:
+    """Return the base model of a folder with a LoRA adapter; `model` itself if it is none."""
+    path = Path(model) / ADAPTER_CONFIG
+    if not path.is_file():
+        return model
+    try:
+        return str(json.loads(path.read_bytes())["base_model_name_or_path"])
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"{path} does not name its base model: {error!r}") from error
+
+
+def _merged(adapter: str, folder: Path) -> str:
+    """Save the model with a merged LoRA adapter in `folder`, and return the folder.
+
+    Raises:
+        ModelError: the adapter cannot be read.
+    """
+    from peft import PeftModel
+
+    base = load_model(_base(adapter))
+    try:
+        with quiet_peft(), without_bars():
+            merged: Any = PeftModel.from_pretrained(base, adapter).merge_and_unload()
+            merged.save_pretrained(folder)
+    except Exception as error:  # whatever peft raises
+        raise ModelError(f"cannot load the LoRA adapter in {adapter}: {error}") from error
+    return str(folder)
