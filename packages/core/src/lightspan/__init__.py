@@ -52,16 +52,11 @@ if TYPE_CHECKING:
     from lightspan_prompts import APO as APO, GEPA as GEPA, Alternate as Alternate, Judge as Judge
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
-    from lightspan_torch import (
-        SFT as SFT,
-        Distill as Distill,
-        Preferences as Preferences,
-        RejectionSampling as RejectionSampling,
-        TeacherModel as TeacherModel,
-        TeacherServer as TeacherServer,
-        Torch as Torch,
-        Transformers as Transformers,
-    )
+    from lightspan_torch import SFT as SFT, Torch as Torch, Transformers as Transformers
+    from lightspan_torch.distill import TeacherModel as TeacherModel, TeacherServer as TeacherServer
+    from lightspan_torch.distill.algorithm import Distill as Distill
+    from lightspan_torch.preferences import Preferences as Preferences
+    from lightspan_torch.rejection_sampling import RejectionSampling as RejectionSampling
     from lightspan_verl.config import Verl as Verl
     from lightspan_vllm.config import VLLM as VLLM
 

@@ -31,6 +31,7 @@ Narrower errors are defined where they are raised, such as `runners.program.Prog
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -49,10 +50,8 @@ def page_of(message: str) -> str:
     """
     text = " ".join(message.split())[:2000]
     for row in _TABLE.read_text("utf-8").splitlines():
-        (anchor, heading), at = row.split("\t"), 0
-        for part in heading.strip("…").split("…"):
-            at = text.find(part, at) + 1 or len(text) + 1  # beyond the text, no part is found
-        if at <= len(text):
+        anchor, heading = row.split("\t")
+        if re.search(".*".join(map(re.escape, heading.strip("…").split("…"))), text):
             return f"{PAGE}#{anchor}"
     return ""
 

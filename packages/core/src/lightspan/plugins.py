@@ -50,8 +50,8 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
         **dict.fromkeys(("compress", "dev", "fork"), "train"),
         **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
+        **dict.fromkeys(("candidate", "serve"), "http"),
         "import": "otel",
-        "serve": "http",
         "ui": "ui",
     },
     "api": {

@@ -171,7 +171,7 @@ def test_inputs_that_are_no_tasks(
         assert reason in one.attempt.message
     [warning] = caplog.messages
     assert "are no tasks: the input is not JSON: it holds an object of type object" in warning
-    with pytest.raises(DataError, match=r"of the \d+ attempts selected, none"):
+    with pytest.raises(DataError, match=r"none of \d+ attempts has a known input"):
         lightspan.tasks_from_store(url)
 
 

@@ -158,12 +158,8 @@ class LightningSettings:
         if self.forks is not None and (baseline_of(credit) != "family" or self.overlap):
             reason = "overlap=0, because the calls that forks repeat must be of the current weights"
             raise ConfigError(f'forks= needs credit="family", not {credit.name}, and {reason}')
-        skips = {
-            "resample=": self.resample > 0,
-            'tasks="adaptive"': self.tasks == "adaptive",
-            "replay=": self.replay is not None,
-        }
-        names = [name for name, is_set in skips.items() if is_set]
+        skips = {"resample=": self.resample, 'tasks="adaptive"': self.tasks == "adaptive"}
+        names = [name for name, is_set in (skips | {"replay=": self.replay}).items() if is_set]
         if names and equal_returns_teach(credit):
             raise ConfigError(
                 f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
@@ -206,9 +202,10 @@ class LightningSettings:
         validation.check_choice("tasks", self.tasks, get_args(TaskChoice))
         avoids = f"resample={self.resample} replaces" if self.resample else ""
         avoids = avoids if self.tasks == "shuffled" else f"tasks={self.tasks!r} avoids"
-        if avoids and (
+        learns = (
             self.critic or self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
-        ):
+        )
+        if avoids and learns:
             of_group = f"estimator={self.estimator!r} with group_size={self.group_size}"
             raise ConfigError(
                 f"{avoids} groups whose returns are all the same, but "

@@ -121,8 +121,8 @@ class BatchConfig:
         _check_baseline(self.estimator, self.credit)
         others = self.unit == "agent" or self.air or self.overlong or self.credit.step_rewards
         if baseline_of(self.credit) == "family" and others:
-            reason = 'needs unit="rollout", and neither air=, overlong= nor rewards on calls'
-            raise ConfigError(f"credit {self.credit.name} {reason}")
+            needs = 'unit="rollout", and neither air=, overlong= nor rewards on calls'
+            raise ConfigError(f"credit {self.credit.name} needs {needs}")
         if self.mixture is not None:
             check_mixed(self.estimator, self.credit)
 

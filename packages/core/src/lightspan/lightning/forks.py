@@ -21,10 +21,7 @@ from lightspan.schema.token_records import CallOutcome
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.RESAMPLED, CallOutcome.REPLAYED)
 _SERVE: Final = 'serve its agent there (frozen="base" or frozen=LLM(…)) and run the task again'
 _NOT_AT_GATEWAY: Final = f"not a call of the gateway, so its answer cannot be given again; {_SERVE}"
-_PASSED_BY: Final = (
-    "it did not pass the gateway, which therefore cannot tell when it begins; a call can only be "
-    f"sampled anew where the gateway sees it: {_SERVE}"
-)
+_PASSED_BY: Final = f"it did not pass the gateway, which has to sample the call anew; {_SERVE}"
 
 
 class ForkPoint(msgspec.Struct, frozen=True):

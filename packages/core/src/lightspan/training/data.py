@@ -172,8 +172,7 @@ def tasks_from_store(
     inputs = run_sync(read())
     tasks = [task for task in inputs if task is not None]
     if not tasks:
-        text = f"of the {len(inputs)} attempts selected, none has a known input"
-        raise DataError(f"store {public_url(store)}: {text}")
+        raise DataError(f"{public_url(store)}: none of {len(inputs)} attempts has a known input")
     if left_out := len(inputs) - len(tasks):
         text = "lightspan: %d of %d attempts are no tasks: `lightspan inspect %s ID` shows why"
         log.warning(text, left_out, len(inputs), public_url(store))

@@ -17,6 +17,7 @@ from lightspan.lightning.advantages import Estimator
 from lightspan.lightning.batch import Batch, BatchBuilder, Weight
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.selection import Coverage, Rejection
+from lightspan.lightning.transitions import TransitionKey
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Json, Mode
@@ -168,7 +169,9 @@ class Distill(DistillSettings):
         plain = {each.name: getattr(builder, each.name) for each in fields(BatchBuilder)}
         return _Builder(**plain, rewards=rewards, reward_weight=self.reward_weight)
 
-    async def _update(self, trainer: TrainerContext, batch: Batch, lam: float) -> Metrics:
+    async def _update(
+        self, trainer: TrainerContext, batch: Batch, lam: float
+    ) -> tuple[Metrics, Collection[TransitionKey]]:
         if not batch.rows:
             return await super()._update(trainer, batch, lam)
         teacher = await self._scorer.score(trainer, batch.rows)
@@ -178,8 +181,8 @@ class Distill(DistillSettings):
         done = distil(batch.rows, teacher, student, batch.explanations)
         batch = replace(batch, rows=done.rows, explanations=done.explanations)
         self.last_batch = batch
-        update = await super()._update(trainer, batch, lam)
-        return update | {f"distill/{name}": value for name, value in done.metrics.items()}
+        update, skipped = await super()._update(trainer, batch, lam)
+        return update | {f"distill/{name}": value for name, value in done.metrics.items()}, skipped
 
     @cached_property
     def _scorer(self) -> Any:
