@@ -60,6 +60,11 @@ class DistillSettings(LightningRL):
         if self.estimator == "ppo":
             raise ConfigError('estimator="ppo" needs a critic, which Distill has not: use another')
         super().__post_init__()
+        if self.forks is not None:
+            raise ConfigError(
+                'Distill: credit="family" runs forks, whose tokens it cannot weigh: use another '
+                "credit"
+            )
 
     def _check_unused(self, names: Sequence[str], why: str) -> None:
         defaults = {each.name: each.default for each in fields(DistillSettings)}
@@ -98,8 +103,9 @@ class Distill(DistillSettings):
         group_size: rollouts per task; more than one only if rewards are compared.
         tasks_per_step: tasks per iteration.
 
-    The other arguments are those of `LightningRL`, except `critic`, `replay` and `resample`. With
-    `overlap`, log p is the learner's, because older weights sampled the tokens.
+    The other arguments are those of `LightningRL`, except `critic`, `replay`, `resample` and
+    `credit="family"`. With `overlap`, log p is the learner's, because older weights sampled the
+    tokens.
 
     Raises:
         ConfigError: an option is unknown, outside its range or contradicts another.
