@@ -276,6 +276,15 @@ def contradictions(verdicts: Sequence[Verdict]) -> int:
     return sum(len(values) > 1 for values in seen.values())
 
 
+def reversed_pairs(pairs: Sequence[Pair]) -> int:
+    """Return the number of two answers to a prompt of which each is the better one of a pair.
+
+    An answer that is better than one and worse than another is no contradiction.
+    """
+    pairs_of_ids = {(*map(tuple, (p.prompt_ids, p.chosen_ids, p.rejected_ids)),) for p in pairs}
+    return sum((p, worse, better) in pairs_of_ids for p, better, worse in pairs_of_ids) // 2
+
+
 def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Return the indices of the examples to train on, and of those to hold out.
 
