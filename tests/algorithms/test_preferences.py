@@ -321,6 +321,14 @@ def test_answers_to_one_prompt_make_pairs(tiny: Path) -> None:
     assert check.lines()[0] == f"2 pairs for DPO; left out: 2 {reason}"
 
 
+def test_labels_that_contradict_each_other_count_by_their_numbers(tiny: Path) -> None:
+    labels = [("a", True)] * 9 + [("a", False)] + [("b", True)] + [("b", False)] * 9
+    rated, tokenizer = Rated(), load_tokenizer(tiny)
+    rated.add_passed([_verdict("?", *each) for each in labels], tokenizer)
+    [pair] = pairs_of(rated)
+    assert tokenizer.decode(pair.chosen_ids[:-1]) == "a"
+
+
 def test_whole_prompts_are_held_out() -> None:
     prompts = [[number // 3] for number in range(30)]
     train, held_out = split(prompts, 0.25, seed=3)

@@ -86,10 +86,11 @@ class Distill(DistillSettings):
     `temperature`, under the same grammar, so the best student has the teacher's logits and imitates
     it at every temperature. With `reward_weight`, the advantage of the reward is added.
 
-    A rollout needs no reward. Every undamaged rollout that ended is trained, and the loss is
-    divided by their number, with `reward_weight` too. Unscored rollouts then learn from the teacher
-    alone and have no part in statistics of rewards. `Trainer(keep="best")` compares rewards on the
-    selection split, so it needs an app with a reward; without one the last weights are kept.
+    A rollout needs no reward. Every undamaged rollout that ended is trained, unless an answer never
+    reached the app or a judge failed. The loss is divided by their number, with `reward_weight`
+    too. Rollouts without a reward then learn from the teacher alone and have no part in statistics
+    of rewards. `Trainer(keep="best")` compares rewards on the selection split, so it needs an app
+    with a reward; without one the last weights are kept.
 
     Args:
         model: starting weights of the student: a folder, or a name on the Hugging Face hub.

@@ -261,10 +261,11 @@ def pairs_of(rated: Rated) -> list[Pair]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of scores; of certain verdicts that contradict each other, 0."""
-    mean = math.fsum(v for v in values if math.isfinite(v)) / len(values)
+    """Return the mean of scores; certain verdicts that contradict each other count 1 and -1."""
     infinite = {value for value in values if math.isinf(value)}
-    return mean if len(infinite) != 1 else infinite.pop()
+    if len(infinite) == 1:
+        return infinite.pop()
+    return math.fsum(math.copysign(1, v) if math.isinf(v) else v for v in values) / len(values)
 
 
 def contradictions(verdicts: Sequence[Verdict]) -> int:
