@@ -14,6 +14,7 @@ from lightspan_gateway.serving.candidate.comparison import (
     Conclusion,
     compare,
     difference,
+    missing_lines,
     more_needed,
     report_lines,
 )
@@ -154,6 +155,14 @@ def test_failed_damaged_and_unrated_attempts_are_counted() -> None:
     assert lines[1].split()[:6] == ["candidate", "5", "1", "1", "2", "(40%)"]
     assert lines[2].split() == ["current", "3", "0", "0", "0", "(0%)", "-"]
     assert lines[3].startswith("left out: 2 attempts that both sides answered")
+
+
+def test_attempts_that_no_answer_names_are_reported() -> None:
+    """A candidate whose calls all fail has no attempt in the store that names it."""
+    attempts = attempts_of(Side.CURRENT, [1.0] * 6)
+    result = compare("12345678", attempts, DIGESTS, both_sides=1)
+    [line] = missing_lines(result, {Side.CANDIDATE: 6, Side.CURRENT: 7})
+    assert line.startswith("candidate: 5 of 6 attempts that began are not compared: ")
 
 
 def test_a_candidate_whose_attempts_fail_is_worse_though_its_verdicts_are_good() -> None:

@@ -354,6 +354,24 @@ def report_lines(result: ComparisonResult) -> Iterator[str]:
     yield result.sentence
 
 
+def missing_lines(result: ComparisonResult, begun: Mapping[Side, int]) -> Iterator[str]:
+    """Yield a line for each side with attempts that began and are not in the result.
+
+    Only answers name the weights, so a side whose calls fail loses the attempts that would show it.
+
+    Args:
+        result: the comparison, read from the store.
+        begun: number of attempts that the server counted, by side.
+    """
+    for side, count in begun.items():
+        missing = count - result.sides[side].attempts - result.both_sides
+        if missing > 0:
+            yield (
+                f"{side}: {missing:,} of {count:,} attempts that began are not compared: they are "
+                "not recorded, or all of their calls failed, so that no answer names the weights"
+            )
+
+
 def _signed(interval: Interval) -> str:
     bounds = "no CI"
     if interval.is_known:
