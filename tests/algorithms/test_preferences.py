@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -664,6 +665,15 @@ def test_calls_of_a_training_have_their_exact_tokens(
     result = Preferences(tiny, loss="dpo", **options).fit(folder=tmp_path / "model", reporter=QUIET)
     assert result.check.desirable > 0
     assert result.left_out["of other agents"] == 8
+
+
+@pytest.mark.slow
+def test_a_time_without_production_does_not_choose_trainings(tmp_path: Path, trained: str) -> None:
+    folder = shutil.copytree(Path(trained.removeprefix("sqlite:")).parent, tmp_path / "run")
+    url, before = f"sqlite:{folder / 'store.db'}", time.time()
+    assert load_rated_calls(url, Query(until=before), []).calls
+    _record(url, ("answerer",))
+    assert not load_rated_calls(url, Query(until=before), []).calls
 
 
 def _episode(record: TokenRecord, **fields: Any) -> Any:

@@ -83,12 +83,12 @@ def load_rated_calls(url: str, query: Query, agents: Sequence[str]) -> RatedCall
 
 
 async def _episodes(store: Store, query: Query) -> AsyncIterator[Episode]:
-    """Yield the episodes of production, or if there are none, those of trainings."""
-    is_production = False
+    """Yield the episodes of production, or if the store has none, those of trainings."""
     async for _, _, episode in read_attempts(store, query):
-        is_production = True
         yield episode
-    if is_production or query.service is not None:
+    # not those of trainings because no attempt of production began in the chosen time
+    page = await store.summaries(mode=Mode.PRODUCTION, limit=1)
+    if page.rows or query.service is not None:
         return
     states = await store.rollouts(mode=Mode.TRAIN)
     for start in range(0, len(states), CHUNK_SIZE):
