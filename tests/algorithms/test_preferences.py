@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.lightning.episode import build_episode
 from lightspan.progress import SilentReporter
 from lightspan.schema.records import AttemptStatus, Outcome
-from lightspan.schema.token_records import TokenRecord
+from lightspan.schema.token_records import FinishReason, TokenRecord
 from lightspan_testing.scripted import Reply, ScriptedServer
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_torch import Preferences
@@ -320,6 +322,14 @@ def test_answers_to_one_prompt_make_pairs(tiny: Path) -> None:
     assert check.lines()[0] == f"2 pairs for DPO; left out: 2 {reason}"
 
 
+def test_labels_that_contradict_each_other_count_by_their_numbers(tiny: Path) -> None:
+    labels = [("a", True)] * 9 + [("a", False)] + [("b", True)] + [("b", False)] * 9
+    rated, tokenizer = Rated(), load_tokenizer(tiny)
+    rated.add_passed([_verdict("?", *each) for each in labels], tokenizer)
+    [pair] = pairs_of(rated)
+    assert tokenizer.decode(pair.chosen_ids[:-1]) == "a"
+
+
 def test_whole_prompts_are_held_out() -> None:
     prompts = [[number // 3] for number in range(30)]
     train, held_out = split(prompts, 0.25, seed=3)
@@ -373,6 +383,28 @@ def test_few_unbalanced_and_contradictory_verdicts_are_reported(
     assert Preferences(tiny).check(many, reporter=QUIET).notes == []
 
 
+def test_a_weight_that_was_given_is_not_called_balanced(tiny: Path) -> None:
+    verdicts = [_verdict(f"question {n}?", "yes", n > 0) for n in range(20)]
+    preferences = Preferences(tiny, undesirable_weight=1.0)
+    check = preferences.check(verdicts, reporter=QUIET)
+    assert check.undesirable_weight == 1.0
+    assert check.notes[1] == (
+        "unbalanced: 95% of the verdicts are alike. Only 1 answers are undesirable: collect more "
+        "of them"
+    )
+
+
+def test_an_answer_between_two_others_is_no_contradiction(tiny: Path) -> None:
+    ranked = [_pair("a?", "good", "fair"), _pair("a?", "fair", "bad")]
+    preferences = Preferences(tiny)
+    check = preferences.check(ranked, reporter=QUIET)
+    assert check.loss == "dpo"
+    assert (check.contradictory, len(check.notes)) == (0, 1)
+    check = preferences.check([*ranked, _pair("a?", "bad", "fair")], reporter=QUIET)
+    assert check.contradictory == 1
+    assert check.notes[1].startswith("contradictory: 1 pairs were also given the other way round.")
+
+
 @pytest.mark.parametrize(
     ("desirable", "undesirable"), [(95, 5), (5, 95), (3, 3), (1, 0), (0, 1), (0, 0)]
 )
@@ -402,6 +434,17 @@ def test_nothing_to_learn(
     with pytest.raises(DataError, match=message):
         Preferences(tiny, **options).fit(examples, tmp_path / "model", reporter=QUIET)
     assert not (tmp_path / "model").exists()
+
+
+def test_a_kind_that_is_held_out_as_a_whole_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """KTO would train on verdicts that are all alike, although `check` counts both kinds."""
+    [index] = split([[n] for n in range(10)], 0.1, 0)[1]
+    verdicts = [
+        Verdict(prompt_ids=[n], response_ids=[n + 1], desirable=n != index) for n in range(10)
+    ]
+    message = "all undesirable answers are held out .held_out=0.1, seed=0., but KTO"
+    with pytest.raises(DataError, match=message):
+        Preferences(tiny).fit(verdicts, tmp_path / "model", reporter=QUIET)
 
 
 @pytest.mark.parametrize(
@@ -624,6 +667,15 @@ def test_calls_of_a_training_have_their_exact_tokens(
     assert result.left_out["of other agents"] == 8
 
 
+@pytest.mark.slow
+def test_a_time_without_production_does_not_choose_trainings(tmp_path: Path, trained: str) -> None:
+    folder = shutil.copytree(Path(trained.removeprefix("sqlite:")).parent, tmp_path / "run")
+    url, before = f"sqlite:{folder / 'store.db'}", time.time()
+    assert load_rated_calls(url, Query(until=before), []).calls
+    _record(url, ("answerer",))
+    assert not load_rated_calls(url, Query(until=before), []).calls
+
+
 def _episode(record: TokenRecord, **fields: Any) -> Any:
     attempt = make_attempt(status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK, **fields)
     return build_episode(attempt, make_rollout(), [], [record])
@@ -650,7 +702,16 @@ def test_damaged_and_truncated_records_are_counted() -> None:
     for record in (whole, cut, short, empty):
         _add(_episode(record), [], result)
     _add(_episode(whole, capture_errors=["lost a span"]), [], result)
+    broken = msgspec.structs.replace(whole, finish_reason=FinishReason.CANCELLED)
+    _add(_episode(broken), [], result)
+    _add(replace(_episode(whole), status=AttemptStatus.RUNNING, outcome=None), [], result)
+    _add(replace(_episode(whole), departed="another prompt"), [], result)
     assert [call.answer for call in result.calls] == [
         Demonstration(prompt_ids=[7, 8], response_ids=[9, 10])
     ]
-    assert +result.left_out == {"with damaged token records": 3, "of damaged attempts": 1}
+    assert +result.left_out == {
+        "with damaged token records": 3,
+        "of damaged attempts": 1,
+        "that the app broke off": 1,
+        "of attempts that did not end by themselves": 2,
+    }

@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> str:
     from lightspan_gateway.serving.candidate import client
-    from lightspan_gateway.serving.candidate.comparison import report_lines
+    from lightspan_gateway.serving.candidate.comparison import missing_lines, report_lines
     from lightspan_gateway.serving.candidate.gateway import DecisionRequest
 
     is_decision = options.action != "status"
@@ -91,6 +91,8 @@ def _run(options: argparse.Namespace) -> str:
     lines = [] if status is None else _status_lines(status)
     if result is not None:
         lines += report_lines(result)
+        if status is not None and status.comparison.comparison_id == result.comparison_id:
+            lines += missing_lines(result, _begun(status))
     elif not is_decision or options.action == "promote":
         lines.append(
             "no attempt of this comparison is in the store"
@@ -140,6 +142,14 @@ def _check(options: argparse.Namespace, result: Any) -> None:
         raise ConfigError(f"not promoted: {result.sentence}. Roll it back, or promote it --anyway")
 
 
+def _begun(status: Any) -> dict[Any, int]:
+    """Return side → number of attempts that the server counted."""
+    from lightspan_gateway.serving.candidate.sides import Side
+
+    sides = (Side.CANDIDATE, Side.CURRENT)
+    return {side: status.begun.get(status.comparison.weights(side).digest, 0) for side in sides}
+
+
 def _status_lines(status: Any) -> list[str]:
     comparison = status.comparison
     decision = (
@@ -149,8 +159,8 @@ def _status_lines(status: Any) -> list[str]:
         f"new attempts ({comparison.reason})"
     )
     lines = [f"comparison {comparison.comparison_id}: {decision}"]
-    for side, weights in (("candidate", comparison.candidate), ("current", comparison.current)):
-        count = status.begun.get(weights.digest, 0)
+    for side, count in _begun(status).items():
+        weights = comparison.weights(side)
         lines.append(f"  {side} {weights.digest} ({weights.folder}): {count:,} attempts began")
     if status.state_errors:
         lines.append(f"  {status.state_errors:,} requests were not compared: see the server's log")

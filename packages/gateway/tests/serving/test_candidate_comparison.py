@@ -14,6 +14,7 @@ from lightspan_gateway.serving.candidate.comparison import (
     Conclusion,
     compare,
     difference,
+    missing_lines,
     more_needed,
     report_lines,
 )
@@ -113,6 +114,31 @@ def test_a_side_with_one_verdict_has_no_interval() -> None:
     assert "too few verdicts" in result.sentence
 
 
+STARS = [1.0, 5.0, 4.0, 3.0, 5.0, 2.0, 5.0, 4.0]
+
+
+@pytest.mark.parametrize("rewards", [[1.0] * 3, [5.0] * 3])
+def test_equal_stars_have_no_interval(rewards: list[float]) -> None:
+    """One star is the worst of five here, not the best that is possible."""
+    attempts = [*attempts_of(Side.CANDIDATE, rewards), *attempts_of(Side.CURRENT, STARS)]
+    result = compare("12345678", attempts, DIGESTS)
+    assert result.conclusion is Conclusion.OPEN
+    assert result.difference is not None
+    assert not result.difference.is_known
+    assert "equal ones of an unknown scale" in result.sentence
+
+
+def test_an_interval_is_not_cut_where_the_other_side_goes_on() -> None:
+    attempts = [
+        *attempts_of(Side.CANDIDATE, [1.0, 0.0, 1.0, 1.0]),
+        *attempts_of(Side.CURRENT, STARS),
+    ]
+    reward = compare("12345678", attempts, DIGESTS).sides[Side.CANDIDATE].reward
+    assert reward is not None
+    half = 3.182 * statistics.stdev([1.0, 0.0, 1.0, 1.0]) / 2
+    assert (reward.low, reward.high) == pytest.approx((0.75 - half, 0.75 + half), rel=1e-3)
+
+
 def test_failed_damaged_and_unrated_attempts_are_counted() -> None:
     attempts = [
         *attempts_of(Side.CANDIDATE, [1.0, None, None, 0.0], failed=1),
@@ -129,6 +155,14 @@ def test_failed_damaged_and_unrated_attempts_are_counted() -> None:
     assert lines[1].split()[:6] == ["candidate", "5", "1", "1", "2", "(40%)"]
     assert lines[2].split() == ["current", "3", "0", "0", "0", "(0%)", "-"]
     assert lines[3].startswith("left out: 2 attempts that both sides answered")
+
+
+def test_attempts_that_no_answer_names_are_reported() -> None:
+    """A candidate whose calls all fail has no attempt in the store that names it."""
+    attempts = attempts_of(Side.CURRENT, [1.0] * 6)
+    result = compare("12345678", attempts, DIGESTS, both_sides=1)
+    [line] = missing_lines(result, {Side.CANDIDATE: 6, Side.CURRENT: 7})
+    assert line.startswith("candidate: 5 of 6 attempts that began are not compared: ")
 
 
 def test_a_candidate_whose_attempts_fail_is_worse_though_its_verdicts_are_good() -> None:

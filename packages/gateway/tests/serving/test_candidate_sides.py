@@ -60,6 +60,7 @@ def test_shares_are_exact_and_grow_without_moving_an_attempt_back() -> None:
             f"trace {TRACE}",
         ),
         ({"traceparent": "nonsense"}, None),
+        ({"traceparent": f"00-{'0' * 32}-{'0' * 16}-00"}, None),
         ({}, None),
     ],
 )

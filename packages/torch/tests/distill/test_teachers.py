@@ -293,6 +293,10 @@ def test_nobody_listens(student: Path) -> None:
         ({"critic": True, "reward_weight": 1}, "critic=True compares rollouts by their rewards"),
         ({"resample": 2, "reward_weight": 1}, "resample=2 compares"),
         ({"estimator": "ppo", "reward_weight": 1}, "needs a critic, which Distill has not"),
+        (
+            {"credit": "family", "estimator": "rloo", "reward_weight": 1, "group_size": 4},
+            'credit="family" runs forks, whose tokens it cannot weigh',
+        ),
     ],
 )
 def test_settings_that_contradict(options: dict[str, Any], error: str, student: Path) -> None:

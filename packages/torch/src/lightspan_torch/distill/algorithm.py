@@ -60,6 +60,11 @@ class DistillSettings(LightningRL):
         if self.estimator == "ppo":
             raise ConfigError('estimator="ppo" needs a critic, which Distill has not: use another')
         super().__post_init__()
+        if self.forks is not None:
+            raise ConfigError(
+                'Distill: credit="family" runs forks, whose tokens it cannot weigh: use another '
+                "credit"
+            )
 
     def _check_unused(self, names: Sequence[str], why: str) -> None:
         defaults = {each.name: each.default for each in fields(DistillSettings)}
@@ -81,10 +86,11 @@ class Distill(DistillSettings):
     `temperature`, under the same grammar, so the best student has the teacher's logits and imitates
     it at every temperature. With `reward_weight`, the advantage of the reward is added.
 
-    A rollout needs no reward. Every undamaged rollout that ended is trained, and the loss is
-    divided by their number, with `reward_weight` too. Unscored rollouts then learn from the teacher
-    alone and have no part in statistics of rewards. `Trainer(keep="best")` compares rewards on the
-    selection split, so it needs an app with a reward; without one the last weights are kept.
+    A rollout needs no reward. Every undamaged rollout that ended is trained, unless an answer never
+    reached the app or a judge failed. The loss is divided by their number, with `reward_weight`
+    too. Rollouts without a reward then learn from the teacher alone and have no part in statistics
+    of rewards. `Trainer(keep="best")` compares rewards on the selection split, so it needs an app
+    with a reward; without one the last weights are kept.
 
     Args:
         model: starting weights of the student: a folder, or a name on the Hugging Face hub.
@@ -98,8 +104,9 @@ class Distill(DistillSettings):
         group_size: rollouts per task; more than one only if rewards are compared.
         tasks_per_step: tasks per iteration.
 
-    The other arguments are those of `LightningRL`, except `critic`, `replay` and `resample`. With
-    `overlap`, log p is the learner's, because older weights sampled the tokens.
+    The other arguments are those of `LightningRL`, except `critic`, `replay`, `resample` and
+    `credit="family"`. With `overlap`, log p is the learner's, because older weights sampled the
+    tokens.
 
     Raises:
         ConfigError: an option is unknown, outside its range or contradicts another.

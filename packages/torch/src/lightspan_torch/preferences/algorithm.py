@@ -125,7 +125,8 @@ class Preferences:
         threshold: lowest score of a desirable answer, for KTO.
         beta: β of both losses. The higher, the closer the weights stay to the start.
         desirable_weight: weight of a desirable answer in KTO's loss; None for 1, or more if
-            desirable answers are rarer, so that both kinds count the same.
+            desirable answers are rarer, so that both kinds count the same if
+            `undesirable_weight` is None too.
         undesirable_weight: the same of an undesirable answer.
         learning_rate: AdamW's learning rate; None for that of `LightningRL`, which depends on the
             model's size. For other settings pass `optimizer` instead.
@@ -253,7 +254,8 @@ class Preferences:
             ConfigError: `folder` is missing, both or neither of `examples` and `from_store` are
                 given, or the checkpoint has other settings or examples.
             DataError: the file cannot be read, an example is malformed, nothing is rated, or the
-                loss is KTO and all verdicts are alike, or DPO and there is no pair.
+                loss is KTO and all verdicts are alike, or those that are not held out, or DPO and
+                there is no pair.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
             ModelError: the model or its tokenizer cannot be loaded.
         """
@@ -279,6 +281,7 @@ class Preferences:
         unfinished = Unfinished(target)
         prompts = [example.prompt_ids for example in data.examples]
         train, held_out = split(prompts, self.held_out, self.seed)
+        self._refuse_split(data, train)
         objective = self._objective(data, (train, held_out), tokenizer.context_length)
         answers = Answers(learner, objective.answers())  # before a checkpoint changes the weights
         progress = Progress(work=self._work(data), losses=[], seconds=0.0)
@@ -351,6 +354,16 @@ class Preferences:
                 f"{source}: all {len(data.verdicts)} verdicts are {kind} (threshold="
                 f"{self.threshold:g}), but KTO compares both kinds. Set another threshold, or "
                 f"imitate the good answers with SFT; {end}"
+            )
+
+    def _refuse_split(self, data: _Data, train: Sequence[int]) -> None:
+        """Raise `DataError` if KTO's verdicts are all alike without the held-out ones."""
+        kinds = {data.verdicts[index].desirable for index in train} if data.verdicts else set()
+        if data.check.loss == "kto" and len(kinds) == 1:
+            kind = "undesirable" if kinds == {True} else "desirable"
+            raise DataError(
+                f"all {kind} answers are held out (held_out={self.held_out:g}, seed={self.seed}), "
+                f"but KTO compares both kinds: collect more {kind} ones, or give held_out=0"
             )
 
     def _optimizer(self) -> Optimizer:

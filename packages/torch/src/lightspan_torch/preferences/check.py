@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from lightspan_torch.preferences.examples import Pair, Verdict, contradictions
+from lightspan_torch.preferences.examples import Pair, Verdict, contradictions, reversed_pairs
 
 FEW: Final = 100
 """Number of verdicts or pairs below which they are few. The standard error of a share of 100 is up
@@ -28,7 +28,8 @@ class PreferenceCheck(msgspec.Struct, frozen=True, kw_only=True):
     undesirable: int
     """Number of undesirable answers; with DPO, of pairs."""
     contradictory: int
-    """Number of answers that were called desirable and undesirable, for the same prompt."""
+    """Number of answers that were called desirable and undesirable, for the same prompt; with DPO,
+    of two answers of which each is the better one of a pair."""
     desirable_weight: float
     """Weight of a desirable answer in KTO's loss."""
     undesirable_weight: float
@@ -73,8 +74,9 @@ def check_examples(
     """
     good = sum(verdict.desirable for verdict in verdicts)
     bad = len(verdicts) - good
-    contradictory = contradictions(verdicts)
+    contradictory = contradictions(verdicts) if loss == "kto" else reversed_pairs(pairs)
     balanced = balanced_weights(good, bad)
+    is_balanced = weights == (None, None)
     return PreferenceCheck(
         loss=loss,
         desirable=good if loss == "kto" else len(pairs),
@@ -83,7 +85,7 @@ def check_examples(
         desirable_weight=balanced[0] if weights[0] is None else weights[0],
         undesirable_weight=balanced[1] if weights[1] is None else weights[1],
         left_out={reason: count for reason, count in left_out.items() if count},
-        notes=_notes(loss, good, bad, len(pairs), contradictory),
+        notes=_notes(loss, good, bad, len(pairs), contradictory, is_balanced=is_balanced),
     )
 
 
@@ -102,7 +104,9 @@ def balanced_weights(desirable: int, undesirable: int) -> tuple[float, float]:
     return max(1.0, undesirable / desirable), max(1.0, desirable / undesirable)
 
 
-def _notes(loss: LossName, good: int, bad: int, pairs: int, contradictory: int) -> list[str]:
+def _notes(
+    loss: LossName, good: int, bad: int, pairs: int, contradictory: int, *, is_balanced: bool
+) -> list[str]:
     notes = []
     count, what = (good + bad, "verdicts") if loss == "kto" else (pairs, "pairs")
     if count < FEW:
@@ -112,14 +116,19 @@ def _notes(loss: LossName, good: int, bad: int, pairs: int, contradictory: int) 
         )
     rare, rarer = min((good, "desirable"), (bad, "undesirable"))
     if loss == "kto" and rare < UNBALANCED * count:
+        effect = (
+            f"What the {rare} {rarer} answers have in common by chance counts as much as all "
+            "others together"
+            if is_balanced
+            else f"Only {rare} answers are {rarer}"
+        )
         notes.append(
-            f"unbalanced: {1 - rare / count:.0%} of the verdicts are alike. What the {rare} "
-            f"{rarer} answers have in common by chance counts as much as all others together: "
-            f"collect more of them"
+            f"unbalanced: {1 - rare / count:.0%} of the verdicts are alike. {effect}: collect more "
+            "of them"
         )
     if contradictory:
-        notes.append(
-            f"contradictory: {contradictory} answers have both verdicts for the same prompt. All "
-            "verdicts are used; where they cancel out, nothing is learned"
-        )
+        which = f"{contradictory} answers have both verdicts for the same prompt. All verdicts"
+        if loss == "dpo":
+            which = f"{contradictory} pairs were also given the other way round. All pairs"
+        notes.append(f"contradictory: {which} are used; where they cancel out, nothing is learned")
     return notes

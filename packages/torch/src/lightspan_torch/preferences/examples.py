@@ -261,10 +261,11 @@ def pairs_of(rated: Rated) -> list[Pair]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of scores; of certain verdicts that contradict each other, 0."""
-    mean = math.fsum(v for v in values if math.isfinite(v)) / len(values)
+    """Return the mean of scores; certain verdicts that contradict each other count 1 and -1."""
     infinite = {value for value in values if math.isinf(value)}
-    return mean if len(infinite) != 1 else infinite.pop()
+    if len(infinite) == 1:
+        return infinite.pop()
+    return math.fsum(math.copysign(1, v) if math.isinf(v) else v for v in values) / len(values)
 
 
 def contradictions(verdicts: Sequence[Verdict]) -> int:
@@ -274,6 +275,15 @@ def contradictions(verdicts: Sequence[Verdict]) -> int:
         key = tuple(verdict.prompt_ids), tuple(verdict.response_ids)
         seen[key].add(verdict.desirable)
     return sum(len(values) > 1 for values in seen.values())
+
+
+def reversed_pairs(pairs: Sequence[Pair]) -> int:
+    """Return the number of two answers to a prompt of which each is the better one of a pair.
+
+    An answer that is better than one and worse than another is no contradiction.
+    """
+    pairs_of_ids = {(*map(tuple, (p.prompt_ids, p.chosen_ids, p.rejected_ids)),) for p in pairs}
+    return sum((p, worse, better) in pairs_of_ids for p, better, worse in pairs_of_ids) // 2
 
 
 def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[list[int], list[int]]:

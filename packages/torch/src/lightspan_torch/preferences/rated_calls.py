@@ -20,7 +20,7 @@ from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
 from lightspan.schema.routing import matches
-from lightspan.schema.token_records import CallOutcome, TokenRecord
+from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecord
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
@@ -83,12 +83,12 @@ def load_rated_calls(url: str, query: Query, agents: Sequence[str]) -> RatedCall
 
 
 async def _episodes(store: Store, query: Query) -> AsyncIterator[Episode]:
-    """Yield the episodes of production, or if there are none, those of trainings."""
-    is_production = False
+    """Yield the episodes of production, or if the store has none, those of trainings."""
     async for _, _, episode in read_attempts(store, query):
-        is_production = True
         yield episode
-    if is_production or query.service is not None:
+    # not those of trainings because no attempt of production began in the chosen time
+    page = await store.summaries(mode=Mode.PRODUCTION, limit=1)
+    if page.rows or query.service is not None:
         return
     states = await store.rollouts(mode=Mode.TRAIN)
     for start in range(0, len(states), CHUNK_SIZE):
@@ -147,9 +147,11 @@ def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
         tools = {} if chat.tools is None else {"tools": chat.tools}
         return {"messages": chat.messages, **tools}, chat.rejection
     checks = {
+        "of attempts that did not end by themselves": not episode.finished,
         "of damaged attempts": bool(episode.capture_errors),
         "in failed tries": call.key in episode.retried,
         f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
+        "that the app broke off": record.finish_reason is FinishReason.CANCELLED,
         "with damaged token records": not _is_whole(record),
     }
     rejection = next((reason for reason, holds in checks.items() if holds), "")

@@ -146,8 +146,10 @@ def compare(
     for attempt in attempts:
         members[attempt.side].append(attempt)
     rewards = [a.reward for group in members.values() for a in group if a.reward is not None]
-    lowest = min([0.0, *rewards])
-    sides = {side: _side(group, digests.get(side, ""), lowest) for side, group in members.items()}
+    # the rewards of either side show the range of both: a side of ones may be one of five stars
+    lowest, highest = min([0.0, *rewards]), max([1.0, *rewards])
+    extreme = highest if highest > 1 else lowest
+    sides = {side: _side(group, digests.get(side, ""), extreme) for side, group in members.items()}
     means = [sides[side].reward for side in (Side.CANDIDATE, Side.CURRENT)]
     failures = [_failures(members[side]) for side in (Side.CANDIDATE, Side.CURRENT)]
     reward_difference = None if None in means else difference(*filter(None, means))
@@ -165,15 +167,22 @@ def compare(
 
 
 def _interval(
-    values: Mapping[str, float], group: Iterable[ComparedAttempt], lowest: float
+    values: Mapping[str, float], group: Iterable[ComparedAttempt], extreme: float
 ) -> Interval | None:
-    """Return the mean of values with its interval, clustered by users; None without values."""
+    """Return the mean of values with its interval, clustered by users; None without values.
+
+    Args:
+        values: attempt id → value.
+        group: attempts of a side.
+        extreme: a value of either side that is above 1, or else the lowest, at most 0. It shows
+            which values are possible.
+    """
     users = {a.attempt_id: a.user for a in group if a.user and a.attempt_id in values}
     is_clustered = len(set(users.values())) < len(users)
-    return clustered_interval(values, users if is_clustered else {}, lowest) if values else None
+    return clustered_interval(values, users if is_clustered else {}, extreme) if values else None
 
 
-def _side(group: list[ComparedAttempt], digest: str, lowest: float) -> SideResult:
+def _side(group: list[ComparedAttempt], digest: str, extreme: float) -> SideResult:
     values = {a.attempt_id: a.reward for a in group if a.reward is not None}
     return SideResult(
         digest=digest,
@@ -181,7 +190,7 @@ def _side(group: list[ComparedAttempt], digest: str, lowest: float) -> SideResul
         failed=sum(a.is_failed for a in group),
         damaged=sum(a.is_damaged for a in group),
         rated=len(values),
-        reward=_interval(values, group, lowest),
+        reward=_interval(values, group, extreme),
     )
 
 
@@ -218,7 +227,10 @@ def _sentence(
         return f"it cannot be decided yet: no verdict on the {' and the '.join(missing)} side"
     more = None if reward is None else more_needed(reward)
     if reward is None or not reward.is_known:
-        return "it cannot be decided yet: too few verdicts for an interval"
+        return (
+            "it cannot be decided yet: a side has too few verdicts for an interval, or equal ones "
+            "of an unknown scale"
+        )
     if more is None:
         return (
             "it cannot be decided yet: the sides hardly differ so far, so no number of verdicts is "
@@ -340,6 +352,24 @@ def report_lines(result: ComparisonResult) -> Iterator[str]:
     if result.failure_difference is not None:
         yield f"candidate minus current, share failed: {_signed(result.failure_difference)}"
     yield result.sentence
+
+
+def missing_lines(result: ComparisonResult, begun: Mapping[Side, int]) -> Iterator[str]:
+    """Yield a line for each side with attempts that began and are not in the result.
+
+    Only answers name the weights, so a side whose calls fail loses the attempts that would show it.
+
+    Args:
+        result: the comparison, read from the store.
+        begun: number of attempts that the server counted, by side.
+    """
+    for side, count in begun.items():
+        missing = count - result.sides[side].attempts - result.both_sides
+        if missing > 0:
+            yield (
+                f"{side}: {missing:,} of {count:,} attempts that began are not compared: they are "
+                "not recorded, or all of their calls failed, so that no answer names the weights"
+            )
 
 
 def _signed(interval: Interval) -> str:

@@ -58,12 +58,14 @@ def side_of(key: str, salt: str, share: float) -> Side:
 def attempt_key(headers: Mapping[str, str]) -> str | None:
     """Return what identifies the attempt of a request; None if the client sends nothing.
 
-    It is the attempt's id (`x-lightspan-attempt`), or else the trace id of `traceparent`.
+    It is the attempt's id (`x-lightspan-attempt`), or else the trace id of `traceparent`. A trace
+    id of zeros is invalid: programs without tracing send it, and all of their calls would be one
+    attempt.
     """
     if attempt_id := headers.get(c.HEADER_ATTEMPT):
         return f"attempt {attempt_id}"
     trace = _TRACE.fullmatch(headers.get(c.HEADER_PARENT, ""))
-    return f"trace {trace[1]}" if trace else None
+    return f"trace {trace[1]}" if trace and trace[1].strip("0") else None
 
 
 def user_key(body: Mapping[str, Any]) -> str | None:
