@@ -52,35 +52,8 @@ def render_demonstration(
             is outside the prompt, or the weight of a message is invalid.
         ModelError: the chat template refuses the messages.
     """
-    ids = _tokenise(demo, tokenizer, label, turns, left_out)
-    if ids is None:
-        return None
-    if not ids.prompt_ids or not ids.response_ids:
-        raise DataError(f"{label} needs a prompt and an answer that are not empty")
-    for start, end in ids.earlier:
-        if not 0 < start <= end <= len(ids.prompt_ids):
-            raise DataError(
-                f"{label}.earlier: [{start}, {end}) is not within its prompt of "
-                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
-            )
-    size = len(ids.prompt_ids) + len(ids.response_ids)
-    if size > tokenizer.context_length:
-        raise ContextOverflowError(
-            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
-            "shorten it"
-        )
-    return ids
-
-
-def _tokenise(
-    demo: Json | Demonstration,
-    tokenizer: TransformersTokenizer,
-    label: str,
-    turns: Turns,
-    left_out: Counter[str],
-) -> Demonstration | None:
     if isinstance(demo, Demonstration):
-        return demo
+        return _checked(demo, tokenizer, label)
     messages, tools = (demo, None) if isinstance(demo, list) else read_chat(demo, label)
     if not messages or messages[-1].get("role") != "assistant":
         raise DataError(f"{label} must end with a message of the assistant")
@@ -100,7 +73,32 @@ def _tokenise(
                 "chat of its own"
             )
         earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
-    return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+    ids = Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+    return _checked(ids, tokenizer, label)
+
+
+def _checked(ids: Demonstration, tokenizer: TransformersTokenizer, label: str) -> Demonstration:
+    """Return `ids` if the model can learn from them.
+
+    Raises:
+        ContextOverflowError: they are too long for the model.
+        DataError: prompt or answer are empty, or an interval of `earlier` is outside the prompt.
+    """
+    if not ids.prompt_ids or not ids.response_ids:
+        raise DataError(f"{label} needs a prompt and an answer that are not empty")
+    for start, end in ids.earlier:
+        if not 0 < start <= end <= len(ids.prompt_ids):
+            raise DataError(
+                f"{label}.earlier: [{start}, {end}) is not within its prompt of "
+                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
+            )
+    size = len(ids.prompt_ids) + len(ids.response_ids)
+    if size > tokenizer.context_length:
+        raise ContextOverflowError(
+            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
+            "shorten it"
+        )
+    return ids
 
 
 def _answers(
