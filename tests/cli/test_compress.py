@@ -15,7 +15,7 @@ import pytest
 import lightspan
 from lightspan.cli import main
 from lightspan_testing.scripted import Request, ScriptedServer
-from lightspan_torch.sft import algorithm
+from lightspan_torch.sft import updates
 from lightspan_torch.sft.checkpoint import Unfinished, delayed_interrupt
 
 APP = """
@@ -112,7 +112,7 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(algorithm, "delayed_interrupt", Pressed)
+    monkeypatch.setattr(updates, "delayed_interrupt", Pressed)
     assert main(command) == 130
     assert Unfinished(project / "small").path.is_dir()
     assert not (project / "small").exists()
@@ -120,7 +120,7 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
     assert "small is in use: add --resume" in capsys.readouterr().err
     assert main([*command, "--resume", "--seed", "3"]) == 1
     assert "begun with other settings (seed)" in capsys.readouterr().err
-    monkeypatch.setattr(algorithm, "delayed_interrupt", delayed_interrupt)
+    monkeypatch.setattr(updates, "delayed_interrupt", delayed_interrupt)
     # what is recorded in the meantime does not change what is imitated
     client = openai.OpenAI(api_key="own-key", base_url=os.environ["LARGE_URL"], max_retries=0)
     with lightspan.record("sqlite:desk.db", service="desk"), lightspan.agent("sort"):
@@ -169,7 +169,11 @@ def test_the_app_is_compared_with_its_endpoint(
         (["--price-per-hour", "-1"], "--price-per-hour=-1.0 must be"),
         (["--lora", "0"], "--lora=0 must be at least 1"),
         (["--runners", "0"], "--runners=0 must be at least 1"),
-        (["--service", "other", "--dry-run"], "has no attempts of production with these settings"),
+        (["--service", "other", "--dry-run"], "no attempt is of the service 'other'"),
+        (
+            ["--since", "2999-01-01", "--dry-run"],
+            "has no attempts of production with these settings",
+        ),
         (["--since", "yesterday", "--dry-run"], "since='yesterday'"),
         (["--min-reward", "2"], "no call to imitate"),
     ],
