@@ -118,7 +118,7 @@ def _lines(action: str, store: str | None, status: Any, result: Any) -> list[str
 
     lines = [] if status is None else _status_lines(status)
     if result is not None:
-        return lines + report_lines(result)
+        return [*lines, *report_lines(result)]
     if action == "roll-back":
         return lines
     if store:
