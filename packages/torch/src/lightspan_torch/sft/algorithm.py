@@ -14,7 +14,7 @@ import msgspec
 
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
-from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
+from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter, default_reporter
@@ -32,7 +32,7 @@ from lightspan_torch.sft.rendering import (
     Demonstration,
     Turns,
     read_examples,
-    render_demonstration,
+    render_or_leave_out,
 )
 from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches, training_row
 
@@ -315,17 +315,11 @@ class SFT:
         prepared, example = [], ""
         for index, demo in enumerate(demonstrations):
             label = f"demonstrations[{index}]"
-            try:
-                ids = render_demonstration(demo, tokenizer, label, self.turns, left_out)
-                prepared += [] if ids is None else [ids]
-            except (ModelError, ContextOverflowError) as error:
-                left_out["not for this model"] += 1
-                example = f" ({label}: {error})"
-            except DataError as error:
-                if is_strict:
-                    raise
-                left_out["not for this model"] += 1
-                example = f" ({error})"
+            ids, reason = render_or_leave_out(
+                demo, tokenizer, label, self.turns, left_out, is_strict=is_strict
+            )
+            prepared += [] if ids is None else [ids]
+            example = f" ({reason})" if reason else example
         return prepared, example
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import NO_ANSWER, has_answer
-from lightspan.errors import ContextOverflowError, DataError
+from lightspan.errors import ContextOverflowError, DataError, ModelError
 from lightspan.progress import Reporter
 from lightspan.schema.records import Json
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
+NOT_FOR_THIS_MODEL: Final = "not for this model"
+"""Reason to leave out an example that is too long, or that the chat template refuses."""
 
 Turns: TypeAlias = Literal["last", "all"]
 """Which assistant messages of a chat are imitated: the last, or all."""
@@ -75,6 +78,40 @@ def render_demonstration(
         earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
     ids = Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
     return _checked(ids, tokenizer, label)
+
+
+def render_or_leave_out(
+    demo: Json | Demonstration,
+    tokenizer: TransformersTokenizer,
+    label: str,
+    turns: Turns,
+    left_out: Counter[str],
+    *,
+    is_strict: bool,
+) -> tuple[Demonstration | None, str]:
+    """Convert a demonstration to token ids, or leave it out if it does not suit the model.
+
+    Args:
+        demo, tokenizer, label, turns, left_out: as in `render_demonstration`.
+        is_strict: whether a malformed demonstration is an error; otherwise it is left out too.
+
+    Returns:
+        The token ids (None if there is nothing to imitate), and why the demonstration does not suit
+        the model ("" if it does).
+
+    Raises:
+        DataError: the demonstration is malformed.
+    """
+    try:
+        return render_demonstration(demo, tokenizer, label, turns, left_out), ""
+    except (ModelError, ContextOverflowError) as error:
+        reason = f"{label}: {error}"
+    except DataError as error:
+        if is_strict:
+            raise
+        reason = str(error)
+    left_out[NOT_FOR_THIS_MODEL] += 1
+    return None, reason
 
 
 def _checked(ids: Demonstration, tokenizer: TransformersTokenizer, label: str) -> Demonstration:
