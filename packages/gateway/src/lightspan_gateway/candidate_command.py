@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from lightspan.errors import ConfigError
+
+# as in `lightspan.production`, which the gateway must not import
+STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
+KEY_VARIABLE: Final = "LIGHTSPAN_API_KEY"
 
 
 def add(commands: Any) -> None:
@@ -47,7 +51,6 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> str:
-    from lightspan.production.options import STORE_VARIABLE
     from lightspan_gateway.serving.candidate import client
 
     store = options.store or os.environ.get(STORE_VARIABLE)
@@ -80,7 +83,7 @@ def _check_options(options: argparse.Namespace, store: str | None) -> None:
             "decided; leave it out"
         )
     if options.target is None and not store:
-        raise ConfigError("status needs the server, its folder, or --store ($LIGHTSPAN_STORE)")
+        raise ConfigError(f"status needs the server, its folder, or --store (${STORE_VARIABLE})")
 
 
 def _decide(options: argparse.Namespace, comparison_id: str, result: Any, key: str) -> Any:
@@ -123,13 +126,11 @@ def _lines(action: str, store: str | None, status: Any, result: Any) -> list[str
         return lines
     if store:
         return [*lines, "no attempt of this comparison is in the store"]
-    return [*lines, "rewards are compared with --store URL ($LIGHTSPAN_STORE)"]
+    return [*lines, f"rewards are compared with --store URL (${STORE_VARIABLE})"]
 
 
 def _key(name: str | None) -> str:
     """Return the server's key, from the variable `name`, or from `LIGHTSPAN_API_KEY` if None."""
-    from lightspan.production.connect import KEY_VARIABLE
-
     if name is None:
         return os.environ.get(KEY_VARIABLE, "")
     if not os.environ.get(name):
