@@ -284,4 +284,7 @@ def test_bad_outputs(one_step: tuple[Path, list[Row]], tmp_path: Path) -> None:
         with open("/dev/full", "wb") as full:
             done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 1
-        assert done.stderr == "lightspan: the output cannot be written: No space left on device\n"
+        assert done.stderr == (
+            "lightspan: the output cannot be written: No space left on device\n"
+            "see docs/troubleshooting.md#cannot-be-written\n"
+        )

@@ -70,7 +70,9 @@ class Forking(Scripted):
 
 def algorithm(**options: Any) -> LightningRL:
     known: dict[str, Any] = {"estimator": "rloo", "credit": "family", "group_size": 2}
-    return LightningRL("a/model", **{**known, "tasks_per_step": 2, **options})
+    return LightningRL(
+        "a/model", **{**known, "tasks_per_step": 2, "learning_rate": 1e-5, **options}
+    )
 
 
 async def test_the_call_is_that_of_the_step_before() -> None:
@@ -151,7 +153,7 @@ def test_a_function_is_named_in_the_settings() -> None:
     forks = algorithm(forks=Forks(at=early)).config()["forks"]
     assert forks == {"each": 1, "at": f"{early.__module__}:{early.__qualname__}"}
     assert algorithm().config()["forks"] == {"each": 1, "at": None}
-    assert LightningRL("a/model").config()["forks"] is None
+    assert LightningRL("a/model", learning_rate=1e-5).config()["forks"] is None
 
 
 async def later(state: Any) -> bool:

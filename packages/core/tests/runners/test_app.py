@@ -70,7 +70,7 @@ def test_an_argument_that_nothing_provides() -> None:
 
     message = "asks for 'database', which nothing provides; it can ask for task, llm, prompt, "
     for check in (lambda: app.check_arguments({"hello": PROMPT}), lambda: app.call(INPUTS)):
-        with pytest.raises(AppError, match=f"{message}resources, rollout, hello$"):
+        with pytest.raises(AppError, match=f"{message}resources, rollout, hello\n"):
             check()
     app.check_arguments({"database": PROMPT})
 

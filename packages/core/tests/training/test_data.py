@@ -72,7 +72,7 @@ def test_no_task_is_an_error(tmp_path: Path, empty: Any) -> None:
         path = tmp_path / "tasks.jsonl"
         path.write_text(empty)
         empty = path
-    with pytest.raises(DataError, match=r"^train: there is no task; give at least one$"):
+    with pytest.raises(DataError, match=r"^train: there is no task; give at least one\n"):
         load_tasks(empty, "train")
 
 
