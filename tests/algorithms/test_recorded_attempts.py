@@ -255,7 +255,7 @@ def test_the_last_to_arrive_counts_whatever_the_clocks_say(
 def test_named_feedback_needs_the_number_that_counts(url: str, values: dict[str, float]) -> None:
     write(url, attempt(1, call(1)))
     lightspan.feedback(at(1), 0.9, store=url)
-    with pytest.raises(RewardError, match="has no 'reward', which is the number that counts"):
+    with pytest.raises(RewardError, match="has no 'reward', the number that counts"):
         lightspan.feedback(at(1), values, store=url)
     lightspan.feedback(at(1), {"reward": 0.8, **values}, store=url)
     assert len(load_chats(url, min_reward=0.8).chats) == 1

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lightspan
-from lightspan import SFT, LoRA, Optimizer, Trainer
+from lightspan import SFT, LoRA, Optimizer, Preferences, Torch, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError, UnknownAgentError
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
@@ -137,7 +137,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     assert reporter.said == (
         f"interrupted after 2 of 6 updates, saved in {kept}: continue with fit(…, resume=True)"
     )
-    with pytest.raises(ConfigError, match="was made with other settings or demonstrations"):
+    with pytest.raises(ConfigError, match="was made with other settings or examples"):
         SFT(tiny, **options).fit(CHATS[:1], target, reporter=QUIET, resume=True)
     gone_on = SFT(tiny, **options).fit(CHATS, target, reporter=QUIET, resume=True)
     assert gone_on.losses == whole.losses
@@ -590,6 +590,15 @@ class Lines(SilentReporter):
 def test_impossible_settings(tiny: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SFT(tiny, **options)
+
+
+@pytest.mark.parametrize("algorithm", [SFT, Preferences])
+def test_the_learners_device_comes_first(tiny: Path, tmp_path: Path, algorithm: Any) -> None:
+    examples = [
+        {**_chat("hello", answer), "label": label} for answer, label in (("a", True), ("b", False))
+    ]
+    with pytest.raises(ConfigError, match="cuda:99"):
+        algorithm(tiny, learner=Torch(device="cuda:99")).fit(examples, tmp_path / "model")
 
 
 # --- from production ------------------------------------------------------------------------

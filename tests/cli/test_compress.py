@@ -170,6 +170,10 @@ def test_the_app_is_compared_with_its_endpoint(
         (["--lora", "0"], "--lora=0 must be at least 1"),
         (["--runners", "0"], "--runners=0 must be at least 1"),
         (["--service", "other", "--dry-run"], "no attempt is of the service 'other'"),
+        (
+            ["--since", "2999-01-01", "--dry-run"],
+            "has no attempts of production with these settings",
+        ),
         (["--since", "yesterday", "--dry-run"], "since='yesterday'"),
         (["--min-reward", "2"], "no call to imitate"),
     ],

@@ -501,7 +501,7 @@ def test_only_the_administrator_decides_over_http(
         assert post(served.url, ADMIN, comparison_id="00000000")[0] == 409
         assert post(served.url, ADMIN, comparison_id=3)[0] == 400
         status, body = post(served.url, ADMIN, comparison_id=comparison_id, is_worse=True)
-        assert (status, "--anyway only" in body["error"]["message"]) == (409, True)
+        assert (status, "with --anyway" in body["error"]["message"]) == (409, True)
         with client_of(served.url, key=ADMIN) as client, pytest.raises(openai.AuthenticationError):
             client.models.list()  # it decides, and makes no calls
         with pytest.raises(ConfigError, match="only the administrator's key can promote"):
@@ -553,7 +553,7 @@ def test_commands_name_what_they_need(tmp_path: Path, monkeypatch: pytest.Monkey
         command("promote", "--store", "sqlite:x.db")
     with pytest.raises(ConfigError, match="no candidate has been served there"):
         command("status", str(tmp_path))
-    with pytest.raises(ConfigError, match="--comparison applies to status"):
+    with pytest.raises(ConfigError, match="applies to status"):
         command("promote", str(tmp_path), "--comparison", "00000000")
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9 is no `lightspan serve --candidate`"):
         command("status", "http://127.0.0.1:9")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from lightspan.algorithms.recorded_attempts import is_of
 from lightspan.lightning import Call
 from lightspan.schema import semconv as c
 from lightspan.schema.token_records import CallOutcome
 from lightspan.training.results import Evaluation
 from lightspan_testing.strategies import make_call_span, make_record
 from lightspan_tools.compression.measured import Measured, busy_seconds
-from lightspan_tools.compression.recorded import Recorded, Tokens, is_of
+from lightspan_tools.compression.recorded import Recorded, Tokens
 from lightspan_tools.compression.report import CompressionReport, FineTuning
 from lightspan_tools.compression.run import Compression
 

@@ -92,17 +92,17 @@ class AccessPolicy(ABC):
         return {}
 
     def answer_limit(
-        self, asked: int | None, room: int, context: int, cache: int | None
+        self, limit: int | None, room: int, context: int, cache: int | None
     ) -> int | None:
         """Return the maximum tokens of an answer; None for the rest of the context.
 
         Args:
-            asked: the request's limit; None if it has none.
+            limit: the request's limit; None if it has none.
             room: tokens that the prompt leaves in the context.
             context: length of the model's context in tokens.
             cache: size of the engine's key-value cache in tokens; None if it is unknown.
         """
-        return asked or self.max_tokens
+        return limit or self.max_tokens
 
     async def close(self) -> None:
         """Wait until the running calls are finished and recorded."""

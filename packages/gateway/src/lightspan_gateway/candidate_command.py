@@ -10,6 +10,7 @@ import msgspec
 
 from lightspan.errors import ConfigError
 
+# as in `lightspan.production`, which the gateway must not import
 STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
 KEY_VARIABLE: Final = "LIGHTSPAN_API_KEY"
 
@@ -51,9 +52,25 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> str:
     from lightspan_gateway.serving.candidate import client
-    from lightspan_gateway.serving.candidate.comparison import missing_lines, report_lines
-    from lightspan_gateway.serving.candidate.gateway import DecisionRequest
 
+    store = options.store or os.environ.get(STORE_VARIABLE)
+    _check_options(options, store)
+    key = _key(options.key_env)
+    status = client.status_of(options.target, key) if options.target is not None else None
+    comparison_id = options.comparison
+    if comparison_id is None and status is not None:
+        comparison_id = status.comparison.comparison_id
+    result = _result(store, comparison_id, is_optional=status is not None) if store else None
+    if options.action != "status":
+        assert status is not None
+        status = _decide(options, status.comparison.comparison_id, result, key)
+    if options.json:
+        return msgspec.json.encode({"server": status, "result": result}).decode()
+    return "\n".join(_lines(options.action, store, status, result))
+
+
+def _check_options(options: argparse.Namespace, store: str | None) -> None:
+    """Raise `ConfigError` for options that do not suit the action."""
     is_decision = options.action != "status"
     if is_decision and options.target is None:
         raise ConfigError(
@@ -61,52 +78,66 @@ def _run(options: argparse.Namespace) -> str:
             f"`lightspan candidate {options.action} runs/sql`"
         )
     if is_decision and options.comparison is not None:
-        raise ConfigError("--comparison applies to status: the latest comparison is decided")
-    store = options.store or os.environ.get(STORE_VARIABLE)
+        raise ConfigError(
+            f"--comparison {options.comparison} applies to status: the latest comparison is "
+            "decided; leave it out"
+        )
     if options.target is None and not store:
         raise ConfigError(f"status needs the server, its folder, or --store (${STORE_VARIABLE})")
-    key = _key(options.key_env)
-    status = client.status_of(options.target, key) if options.target is not None else None
-    comparison_id = options.comparison
-    if comparison_id is None and status is not None:
-        comparison_id = status.comparison.comparison_id
-    result = _result(store, comparison_id, is_optional=status is not None) if store else None
-    if is_decision:
-        assert status is not None
-        _check(options, result)
-        decision = DecisionRequest(
-            comparison_id=status.comparison.comparison_id,
-            is_worse=result is not None and result.is_worse,
-            anyway=options.anyway,
-            reason="not compared" if result is None else result.sentence,
-        )
-        status = client.decide(options.target, options.action, decision, key)
-    if options.json:
-        shown = {"server": status, "result": result}
-        if status is not None:
-            shown["server"] = msgspec.structs.replace(
-                status, comparison=msgspec.structs.replace(status.comparison, salt="")
-            )
-        return msgspec.json.encode(shown).decode()
+
+
+def _decide(options: argparse.Namespace, comparison_id: str, result: Any, key: str) -> Any:
+    """Promote the candidate, or roll it back; return the status.
+
+    Args:
+        options: options of the command.
+        comparison_id: the comparison to decide.
+        result: the comparison in the store; None if it is not compared.
+        key: key of the server; empty for none.
+    """
+    from lightspan_gateway.serving.candidate import client
+    from lightspan_gateway.serving.candidate.gateway import DecisionRequest
+
+    _check(options, result)
+    decision = DecisionRequest(
+        comparison_id=comparison_id,
+        is_worse=result is not None and result.is_worse,
+        anyway=options.anyway,
+        reason="not compared" if result is None else result.sentence,
+    )
+    return client.decide(options.target, options.action, decision, key)
+
+
+def _lines(action: str, store: str | None, status: Any, result: Any) -> list[str]:
+    """Return the lines to print: the status, and the comparison in the store.
+
+    Args:
+        action: `status`, `promote` or `roll-back`.
+        store: URL of the store; None or empty for none.
+        status: the status; None without a server or folder.
+        result: the comparison in the store; None if it is not compared.
+    """
+    from lightspan_gateway.serving.candidate.comparison import missing_lines, report_lines
+
     lines = [] if status is None else _status_lines(status)
     if result is not None:
         lines += report_lines(result)
         if status is not None and status.comparison.comparison_id == result.comparison_id:
             lines += missing_lines(result, _begun(status))
-    elif not is_decision or options.action == "promote":
-        lines.append(
-            "no attempt of this comparison is in the store"
-            if store
-            else f"rewards are compared with --store URL (${STORE_VARIABLE})"
-        )
-    return "\n".join(lines)
+        return lines
+    if action == "roll-back":
+        return lines
+    if store:
+        return [*lines, "no attempt of this comparison is in the store"]
+    return [*lines, f"rewards are compared with --store URL (${STORE_VARIABLE})"]
 
 
 def _key(name: str | None) -> str:
+    """Return the server's key, from the variable `name`, or from `LIGHTSPAN_API_KEY` if None."""
     if name is None:
         return os.environ.get(KEY_VARIABLE, "")
     if not os.environ.get(name):
-        raise ConfigError(f"--key-env {name}: that variable is not set")
+        raise ConfigError(f"--key-env {name}: that variable is not set; set it to the server's key")
     return os.environ[name]
 
 

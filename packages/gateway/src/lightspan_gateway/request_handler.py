@@ -212,7 +212,8 @@ class RequestHandler:
                 request.constraint, engine, info.policy, tokenizer.tool_parser
             )
         sampling = self._sampling(info, request, prompts, engine, tokenizer)
-        overrides = {**request.overrides, **_shortened(request, prompts, sampling, tokenizer)}
+        shortened = _shortened(request, sampling.max_tokens, _room(prompts, tokenizer))
+        overrides = {**request.overrides, **shortened}
         request = replace(request, sampling=sampling, grammar=grammar, overrides=overrides)
         call = GeneratedCall(info, request, prompts, engine, tokenizer, self._access.log)
         if recorded is not None:
@@ -333,17 +334,17 @@ def _room(prompts: Sequence[list[int]], tokenizer: ChatTokenizer) -> int:
     return tokenizer.context_length - min(map(len, prompts))
 
 
-def _shortened(
-    request: ModelRequest,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-    tokenizer: ChatTokenizer,
-) -> dict[str, tuple[Any, Any]]:
-    """Return the override of the answer's limit; empty if the request's limit or context counts."""
-    asked, used = request.sampling.max_tokens, sampling.max_tokens
-    room = _room(prompts, tokenizer)
-    is_less = used is not None and used < min(room if asked is None else asked, room)
-    return {request.limit_field: (asked, used)} if is_less else {}
+def _shortened(request: ModelRequest, used: int | None, room: int) -> dict[str, tuple[Any, Any]]:
+    """Return the override of the answer's limit; empty if the request's limit or context counts.
+
+    Args:
+        request: the request.
+        used: limit of the answer in tokens; None for none.
+        room: tokens that the prompt leaves in the context.
+    """
+    limit = request.sampling.max_tokens
+    is_less = used is not None and used < min(room if limit is None else limit, room)
+    return {request.limit_field: (limit, used)} if is_less else {}
 
 
 # --- requests -------------------------------------------------------------------

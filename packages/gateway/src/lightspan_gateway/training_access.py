@@ -77,15 +77,15 @@ class TrainingAccess(AccessPolicy):
         content, so it never changes."""
 
     def answer_limit(
-        self, asked: int | None, room: int, context: int, cache: int | None
+        self, limit: int | None, room: int, context: int, cache: int | None
     ) -> int | None:
         """Return the maximum tokens of an answer (see `AccessPolicy.answer_limit`).
 
         A limit beyond the context limits nothing. Without one, a policy that does not end its
         answers would write to the end of the context in each call.
         """
-        is_limited = asked is not None and asked <= room
-        return asked if is_limited else default_max_tokens(context, cache)
+        is_limited = limit is not None and limit <= room
+        return limit if is_limited else default_max_tokens(context, cache)
 
     # --- authentication ---------------------------------------------------------------------
     async def authenticate(self, request: web.Request) -> CallerSession:

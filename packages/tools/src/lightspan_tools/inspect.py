@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from lightspan.algorithms.critic_warmup import description as critic_description
+from lightspan.algorithms.critic_warmup import describe_critic
 from lightspan.algorithms.recorded_attempts import (
     Query,
     read_attempts,
@@ -340,7 +340,7 @@ def _critic_lines(run: RunFolder, config: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(critic, Mapping):
         return
     # not decoded into a `Critic`, which may refuse settings that an earlier version took
-    text = critic_description(critic.get("lam"))
+    text = describe_critic(critic.get("lam"))
     lines = [line for line in run.metrics() if line.get("learner/lambda") is not None]
     if lines:
         text += f"; in step {lines[-1]['step']} lambda {lines[-1]['learner/lambda']:g}"

@@ -17,7 +17,7 @@ from lightspan.lightning.gae import TRUSTED_VARIANCE, explained_variance
 from lightspan.protocols.learner import Critic
 
 
-def description(lam: float | None) -> str:
+def describe_critic(lam: float | None) -> str:
     """Return a line about a critic with lambda `lam`, for the output of `fit` and `inspect`."""
     text = "1" if lam is None or lam == 1 else f"{lam:g}, 1 until its values are trusted"
     return f"critic=: calls are compared with what a critic expects too (lambda {text})"

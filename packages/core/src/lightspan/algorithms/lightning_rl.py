@@ -20,7 +20,7 @@ import msgspec
 from lightspan.algorithms import metrics
 from lightspan.algorithms.adaptive_tasks import DESCRIPTION, AdaptiveOrder, GroupReturns
 from lightspan.algorithms.async_rollouts import next_episodes
-from lightspan.algorithms.critic_warmup import CriticWarmup, description
+from lightspan.algorithms.critic_warmup import CriticWarmup, describe_critic
 from lightspan.algorithms.grammar_check import reject_mismatches
 from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.protocol import (
@@ -430,7 +430,7 @@ class LightningRL(LightningSettings, Algorithm):
 
     def describe_choices(self) -> list[str]:
         lines = [str(self._chosen_rate)] if self._chooses_rate else []
-        lines += [] if self.critic is None else [description(self.critic.lam)]
+        lines += [] if self.critic is None else [describe_critic(self.critic.lam)]
         return lines + [DESCRIPTION] * (self.tasks == "adaptive")
 
     def task_order(self, tasks: Sequence[Json]) -> TaskOrder:

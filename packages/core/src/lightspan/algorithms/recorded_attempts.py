@@ -25,6 +25,7 @@ from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.media import is_reference
 from lightspan.schema.records import Attempt, Json, Mode, RolloutState, RolloutSummary
 from lightspan.schema.reward import usable
+from lightspan.schema.routing import matches
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 from lightspan.schema.validation import check_number, is_number
@@ -163,6 +164,11 @@ async def read_attempts(
                 episode = replace(episode, notes=(*episode.notes, WITHOUT_TOKENS))
             state = msgspec.structs.replace(state, rollout=rollout)
             yield RecordedAttempt(state, attempt, episode)
+
+
+def is_of(call: Call, agents: Sequence[str]) -> bool:
+    """Return whether a call is of an agent that `agents` names; empty names every agent."""
+    return not agents or any(matches(pattern, call.agent_path) for pattern in agents)
 
 
 def apply_feedback(spans: Sequence[Span]) -> list[Span]:

@@ -280,8 +280,8 @@ def agent(name: str, *, input: Any = None) -> _Block:
     agents make a path (`team/planner`). In production the outermost block is an attempt.
 
     In a generator, the agent does not act between two items. Work that an item starts in a pool, a
-    task, an event loop or a thread belongs to the agent, in production only threads that run
-    `contextvars.copy_context().run`.
+    task, an event loop or a thread belongs to the agent. In production, a thread belongs to it only
+    if the thread runs `contextvars.copy_context().run`.
 
     Args:
         name: name of the agent or team.

@@ -74,9 +74,7 @@ def _episode_refusal(episode: Episode) -> str:
         return "the app was recorded in production, where no runner can repeat it"
     if episode.departed or episode.capture_errors:
         return f"the attempt is damaged: {episode.departed or episode.capture_errors[0]}"
-    return (
-        "" if episode.finished else "the attempt is running, lost or cancelled: fork one that ended"
-    )
+    return "" if episode.finished else "the attempt is not finished: fork one that is"
 
 
 def _refusal(call: Call, number: int) -> str:

@@ -92,8 +92,7 @@ def feedback(
 
 def _parse_reward(reward: float | bool | Mapping[str, float]) -> Reward:
     if isinstance(reward, Mapping) and "reward" not in reward:
-        text = f"feedback {reward!r} has no 'reward', which is the number that counts: add it"
-        raise RewardError(text)
+        raise RewardError(f"feedback {reward!r} has no 'reward', the number that counts: add it")
     parsed = parse_reward(reward)
     values = reward.values() if isinstance(reward, Mapping) else [reward]
     if parsed is None or parsed.value is None or None in map(usable, values):
@@ -107,8 +106,8 @@ async def _rate(url: str, id: str, reward: Reward, texts: Mapping[str, str | Non
         spans = (await store.spans([attempt.attempt_id]))[attempt.attempt_id]
         rating = {c.FEEDBACK: True, **reward_attributes(reward), c.REWARD_CALL_ID: call_id}
         attributes = clean_attributes({**rating, **texts})
-        given = (each.attributes for each in spans if each.attributes.get(c.FEEDBACK))
-        last = [each for each in given if each.get(c.REWARD_CALL_ID) == call_id][-1:]
+        earlier = (each.attributes for each in spans if each.attributes.get(c.FEEDBACK))
+        last = [each for each in earlier if each.get(c.REWARD_CALL_ID) == call_id][-1:]
         if last != [attributes]:
             ref = AttemptRef(attempt.attempt_id, attempt.epoch)
             await store.add_spans(ref, [_span(attempt, spans, attributes)])

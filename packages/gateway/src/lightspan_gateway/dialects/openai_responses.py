@@ -229,13 +229,13 @@ def _message_item(response_id: str, status: str, content: list[Any]) -> dict[str
 def _call_events(item: Mapping[str, Any], index: int) -> Iterator[dict[str, Any]]:
     where = {"item_id": item["id"], "output_index": index}
     is_custom = item["type"] == "custom_tool_call"
-    field, kind = ("input", "custom_tool_call_input")
-    if not is_custom:
-        field, kind = ("arguments", "function_call_arguments")
-    empty = {**item, field: "", "status": "in_progress"}
-    whole = {field: item[field], **({} if is_custom else {"name": item["name"]})}
+    key, kind = "arguments", "function_call_arguments"
+    if is_custom:
+        key, kind = "input", "custom_tool_call_input"
+    empty = {**item, key: "", "status": "in_progress"}
+    whole = {key: item[key], **({} if is_custom else {"name": item["name"]})}
     yield {"type": "response.output_item.added", "output_index": index, "item": empty}
-    yield {"type": f"response.{kind}.delta", **where, "delta": item[field]}
+    yield {"type": f"response.{kind}.delta", **where, "delta": item[key]}
     yield {"type": f"response.{kind}.done", **where, **whole}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
@@ -297,8 +297,8 @@ def _messages(body: Mapping[str, Any], omitted: list[Any]) -> list[Message]:
 
     Args:
         body: the request.
-        omitted: list to which items of reasoning are added. They have no message: what they hold is
-            encrypted for the model that wrote it, or a summary of what no answer here consists of.
+        omitted: list to which items of reasoning are added. They have no message: their content is
+            encrypted for the model that wrote them, or is only a summary.
     """
 
     def other(item: Any, where: str) -> Message:

@@ -113,16 +113,16 @@ def _run(options: argparse.Namespace) -> str:
     names: tuple[str, ...]
     names = ("store", "model", "folder", "min_reward", "service", "since", "until", "epochs")
     names += ("batch_size", "learning_rate", "lora", "device", "seed", "tasks", "runners")
-    given = Compression(
+    settings = Compression(
         **{name: getattr(options, name) for name in (*names, "price_per_hour")},
         agents=tuple(options.agents),
         app=app,
         prices=None if options.price is None else tuple(options.price),
     )
     if options.dry_run:
-        report = plan(given)
+        report = plan(settings)
     else:
-        report = run(given, PlainReporter(sys.stderr), resume=options.resume)
+        report = run(settings, PlainReporter(sys.stderr), resume=options.resume)
     return report.json() if options.json else report.text()
 
 

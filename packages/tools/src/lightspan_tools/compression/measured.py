@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from lightspan.algorithms.recorded_attempts import is_of
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import CallOutcome
@@ -13,7 +14,7 @@ from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.training.collector import read_episodes
 from lightspan.training.results import Evaluation
-from lightspan_tools.compression.recorded import Tokens, is_of
+from lightspan_tools.compression.recorded import Tokens
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from lightspan.algorithms.recorded_attempts import Query, read_attempts, score_of
+from lightspan.algorithms.recorded_attempts import Query, is_of, read_attempts, score_of
 from lightspan.lightning.episode import Call, Episode
 from lightspan.schema import semconv as c
-from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
@@ -92,11 +91,6 @@ def read_recorded(url: str, query: Query, agents: Sequence[str]) -> Recorded:
         )
 
     return run_sync(read())
-
-
-def is_of(call: Call, agents: Sequence[str]) -> bool:
-    """Return whether an agent that `agents` names made the call; empty names every agent."""
-    return not agents or any(matches(pattern, call.agent_path) for pattern in agents)
 
 
 def _usage(call: Call) -> tuple[int, int] | None:

@@ -70,18 +70,18 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def costs(self) -> dict[str, float]:
         """Cost of 1,000 calls: `recorded` if there are prices, `small` if measured with a price."""
-        given: Compression = self.settings
+        settings: Compression = self.settings
         costs = {}
         tokens = self.recorded.tokens
-        if given.prices is not None and tokens.calls > tokens.uncounted:
-            costs["recorded"] = tokens.cost_per_1000(given.prices)
-        if given.price_per_hour is not None and self.after is not None and self.after.calls:
-            costs["small"] = 1000 * self.after.seconds_per_call * given.price_per_hour / 3600
+        if settings.prices is not None and tokens.calls > tokens.uncounted:
+            costs["recorded"] = tokens.cost_per_1000(settings.prices)
+        if settings.price_per_hour is not None and self.after is not None and self.after.calls:
+            costs["small"] = 1000 * self.after.seconds_per_call * settings.price_per_hour / 3600
         return costs
 
     def text(self) -> str:
         """Return the report as lines of text."""
-        given: Compression = self.settings
+        settings: Compression = self.settings
         recorded = self.recorded
         callers = ", ".join(f"{path} {count:,}" for path, count in recorded.agents.items())
         lines = [
@@ -94,8 +94,8 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
         ]
         if self.after is not None:
             lines.append(
-                f"  {given.folder}  {self._cost('small')}{_tokens(self.after.tokens)}, "
-                f"{1000 * self.after.seconds_per_call:,.1f} s of this machine ({given.device})"
+                f"  {settings.folder}  {self._cost('small')}{_tokens(self.after.tokens)}, "
+                f"{1000 * self.after.seconds_per_call:,.1f} s of this machine ({settings.device})"
             )
         return "\n".join([*lines, *self._advice()])
 
@@ -115,23 +115,23 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
         return [*lines, f"difference of the small model: {gain}"]
 
     def _advice(self) -> list[str]:
-        given: Compression = self.settings
+        settings: Compression = self.settings
         if self.is_plan:
             return ["nothing was written: leave --dry-run out to fine-tune"]
-        optimize = f", optimize={list(given.agents)!r}" if given.agents else ""
-        train = f"Trainer(LightningRL({str(given.folder)!r}{optimize})).fit(app, tasks)"
+        optimize = f", optimize={list(settings.agents)!r}" if settings.agents else ""
+        train = f"Trainer(LightningRL({str(settings.folder)!r}{optimize})).fit(app, tasks)"
         advice = [
             "next:",
-            f"  use it:      lightspan serve {given.folder}",
+            f"  use it:      lightspan serve {settings.folder}",
             f"  with a metric: {train}",
         ]
         if self.after is None:
             advice.append(
                 "  measure it:  the same command with --resume --app MODULE:APP --tasks FILE.jsonl"
             )
-        if given.prices is None:
+        if settings.prices is None:
             advice.append("  cost in money: --price INPUT OUTPUT, per million tokens")
-        elif self.after is not None and given.price_per_hour is None:
+        elif self.after is not None and settings.price_per_hour is None:
             advice.append("  its cost in money: --price-per-hour PRICE, of this machine")
         return advice
 

@@ -85,20 +85,20 @@ class _Endpoint(Algorithm):
         raise NotImplementedError
 
 
-def plan(given: Compression) -> CompressionReport:
+def plan(settings: Compression) -> CompressionReport:
     """Return what would be imitated, and what the recorded calls cost. Nothing is written."""
     from lightspan_torch.sft.chat_dataset import load_chats
 
-    chats = load_chats(given.store, **given.selection())
+    chats = load_chats(settings.store, **settings.selection())
     tuning = FineTuning(demonstrations=len(chats.chats), left_out=dict(chats.left_out))
-    return CompressionReport(settings=given, recorded=_recorded(given), tuning=tuning)
+    return CompressionReport(settings=settings, recorded=_recorded(settings), tuning=tuning)
 
 
-def run(given: Compression, reporter: Reporter, *, resume: bool = False) -> CompressionReport:
+def run(settings: Compression, reporter: Reporter, *, resume: bool = False) -> CompressionReport:
     """Fine-tune the model on what was recorded, and measure it if there is an app.
 
     Args:
-        given: the settings.
+        settings: the settings.
         reporter: reports progress.
         resume: whether to continue an interrupted run, or to measure a finished model.
 
@@ -108,57 +108,57 @@ def run(given: Compression, reporter: Reporter, *, resume: bool = False) -> Comp
         KeyboardInterrupt: on Ctrl-C; `resume=True` continues.
         LightspanError: a model cannot be loaded, or the app cannot be run.
     """
-    path, begun = _begin(given, resume=resume)
-    given = replace(given, since=begun.since, until=begun.until)
-    recorded = _recorded(given)
-    if begun.tuning is None:
-        begun.tuning = _fine_tune(given, reporter, resume=resume)
-        _write(path, begun)
+    path, state = _open_state(settings, resume=resume)
+    settings = replace(settings, since=state.since, until=state.until)
+    recorded = _recorded(settings)
+    if state.tuning is None:
+        state.tuning = _fine_tune(settings, reporter, resume=resume)
+        _write(path, state)
     before = after = None
-    if given.app is not None:
+    if settings.app is not None:
         reporter.line("held-out tasks with the app's own endpoint")
-        before = _measure(given, given.app, _Endpoint(), "endpoint", reporter)
-        reporter.line(f"held-out tasks with {given.folder}")
-        optimize = list(given.agents) or "*"
-        small = LightningRL(given.folder, optimize=optimize, learning_rate=1e-6)
-        after = _measure(given, given.app, small, "small", reporter)
+        before = _measure(settings, settings.app, _Endpoint(), "endpoint", reporter)
+        reporter.line(f"held-out tasks with {settings.folder}")
+        optimize = list(settings.agents) or "*"
+        small = LightningRL(settings.folder, optimize=optimize, learning_rate=1e-6)
+        after = _measure(settings, settings.app, small, "small", reporter)
     return CompressionReport(
-        settings=given, recorded=recorded, tuning=begun.tuning, before=before, after=after
+        settings=settings, recorded=recorded, tuning=state.tuning, before=before, after=after
     )
 
 
-def _recorded(given: Compression) -> Recorded:
-    query = Query.of(given.service, given.since, given.until)
-    recorded = read_recorded(given.store, query, given.agents)
+def _recorded(settings: Compression) -> Recorded:
+    query = Query.of(settings.service, settings.since, settings.until)
+    recorded = read_recorded(settings.store, query, settings.agents)
     if not recorded.attempts:
         raise DataError(
-            f"store {public_url(given.store)} has no attempts of production with these settings: "
-            "record the app first, with LIGHTSPAN_STORE or lightspan.record"
+            f"store {public_url(settings.store)} has no attempts of production with these "
+            "settings: record the app first, with LIGHTSPAN_STORE or lightspan.record"
         )
     return recorded
 
 
-def _fine_tune(given: Compression, reporter: Reporter, *, resume: bool) -> FineTuning:
-    lora = None if given.lora is None else LoRA(rank=given.lora)
-    rate = given.learning_rate
+def _fine_tune(settings: Compression, reporter: Reporter, *, resume: bool) -> FineTuning:
+    lora = None if settings.lora is None else LoRA(rank=settings.lora)
+    rate = settings.learning_rate
     if rate is None:
-        chosen = choose_rate({"policy": PolicySpec(model=local_model(given.model), lora=lora)})
+        chosen = choose_rate({"policy": PolicySpec(model=local_model(settings.model), lora=lora)})
         rate = RATE_FACTOR * chosen.value
         reporter.line(
             f"learning rate {format_rate(rate)}: {RATE_FACTOR} times that of reinforcement "
             f"learning for {chosen.why} (--learning-rate sets another)"
         )
     result = load_plugin("api", "SFT")(
-        given.model,
-        from_store=given.store,
+        settings.model,
+        from_store=settings.store,
         learning_rate=rate,
-        epochs=given.epochs,
-        batch_size=given.batch_size,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
         lora=lora,
-        device=given.device,
-        seed=given.seed,
-        **given.selection(),
-    ).fit(folder=given.folder, reporter=reporter, resume=resume)
+        device=settings.device,
+        seed=settings.seed,
+        **settings.selection(),
+    ).fit(folder=settings.folder, reporter=reporter, resume=resume)
     return FineTuning(
         demonstrations=result.demonstrations,
         left_out=result.left_out,
@@ -168,23 +168,25 @@ def _fine_tune(given: Compression, reporter: Reporter, *, resume: bool) -> FineT
 
 
 def _measure(
-    given: Compression, app: App, algorithm: Algorithm, name: str, reporter: Reporter
+    settings: Compression, app: App, algorithm: Algorithm, name: str, reporter: Reporter
 ) -> Measured:
     """Run the app on the held-out tasks, and return rewards and costs.
 
     The run's folder is replaced, because it would add to an earlier one.
     """
-    folder = _sibling(given.folder, "measured") / name
+    folder = _sibling(settings.folder, "measured") / name
     shutil.rmtree(folder, ignore_errors=True)
-    options: dict[str, Any] = {"device": given.device} if algorithm.policies() else {}
-    trainer = Trainer(algorithm, runners=given.runners, folder=folder, reporter=reporter, **options)
-    evaluation = trainer.evaluate(app, given.tasks or [])
-    return read_measured(trainer.settings.store_url, evaluation, given.agents)
+    options: dict[str, Any] = {"device": settings.device} if algorithm.policies() else {}
+    trainer = Trainer(
+        algorithm, runners=settings.runners, folder=folder, reporter=reporter, **options
+    )
+    evaluation = trainer.evaluate(app, settings.tasks or [])
+    return read_measured(trainer.settings.store_url, evaluation, settings.agents)
 
 
 # --- resume -----------------------------------------------------------------------------------
-class _Begun(msgspec.Struct, kw_only=True):
-    """The file `FOLDER.compress.json`: what was begun, and its result."""
+class _State(msgspec.Struct, kw_only=True):
+    """The file `FOLDER.compress.json`: settings and result of the fine-tuning, for `--resume`."""
 
     settings: dict[str, Any]
     """Settings of the fine-tuning, as the user wrote them."""
@@ -200,43 +202,45 @@ _MEASURING: Final = ("app", "tasks", "runners", "prices", "price_per_hour", "fol
 """Settings that do not affect the fine-tuning, so that they may change with `--resume`."""
 
 
-def _begin(given: Compression, *, resume: bool) -> tuple[Path, _Begun]:
-    """Return the file of what was begun, and its contents; write it if it is missing.
+def _open_state(settings: Compression, *, resume: bool) -> tuple[Path, _State]:
+    """Return the path and contents of the state; write it if it is missing.
 
     Raises:
         ConfigError: the folder is in use, or was begun with other settings, or the file is damaged.
     """
-    path = _sibling(given.folder, "compress.json")
-    settings = {f.name: getattr(given, f.name) for f in fields(given) if f.name not in _MEASURING}
-    settings |= {"model": local_model(given.model), "store": public_url(given.store)}
-    settings = msgspec.json.decode(msgspec.json.encode(settings))  # as in the file
+    path = _sibling(settings.folder, "compress.json")
+    values = {
+        f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _MEASURING
+    }
+    values |= {"model": local_model(settings.model), "store": public_url(settings.store)}
+    values = msgspec.json.decode(msgspec.json.encode(values))  # as in the file
     if path.exists() and resume:
         try:
-            begun = msgspec.json.decode(path.read_bytes(), type=_Begun)
+            state = msgspec.json.decode(path.read_bytes(), type=_State)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{path} is damaged: {error}; give another --folder") from error
-        differing = [key for key, value in settings.items() if begun.settings.get(key) != value]
+        differing = [key for key, value in values.items() if state.settings.get(key) != value]
         if differing:
             raise ConfigError(
-                f"{given.folder} was begun with other settings ({', '.join(differing)}): give the "
-                "same, or another --folder"
+                f"{settings.folder} was begun with other settings ({', '.join(differing)}): give "
+                "the same, or another --folder"
             )
-        if begun.tuning is None or (given.folder / "config.json").is_file():
-            return path, begun
-    elif given.folder.exists() or path.exists():
+        if state.tuning is None or (settings.folder / "config.json").is_file():
+            return path, state
+    elif settings.folder.exists() or path.exists():
         raise ConfigError(
-            f"{given.folder} is in use: add --resume to continue or to measure it, or give another "
-            "--folder"
+            f"{settings.folder} is in use: add --resume to continue or to measure it, or give "
+            "another --folder"
         )
-    query = Query.of(given.service, given.since, given.until)
+    query = Query.of(settings.service, settings.since, settings.until)
     until = time.time() if query.until is None else query.until
-    begun = _Begun(settings=settings, since=query.since, until=until)
-    _write(path, begun)
-    return path, begun
+    state = _State(settings=values, since=query.since, until=until)
+    _write(path, state)
+    return path, state
 
 
-def _write(path: Path, begun: _Begun) -> None:
-    """Write what was begun, atomically.
+def _write(path: Path, state: _State) -> None:
+    """Write the state, atomically.
 
     Raises:
         DataError: the file cannot be written.
@@ -244,7 +248,7 @@ def _write(path: Path, begun: _Begun) -> None:
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(msgspec.json.encode(begun))
+        part.write_bytes(msgspec.json.encode(state))
         part.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error}") from error

@@ -1,7 +1,7 @@
 """On-policy distillation.
 
-`algorithm` trains, `reverse_kl` has the formulas, `teachers` the settings of teachers, `local` and
-`server` compute their log-probabilities, `same_tokens` compares tokenizers.
+`algorithm` trains, `reverse_kl` has the formulas, `teachers` the settings of teachers. `local` and
+`server` compute their log-probabilities (`scorer`), `same_tokens` compares tokenizers.
 """
 
 from lightspan_torch.distill.algorithm import Distill

@@ -23,6 +23,7 @@ from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.validation import check_number
 from lightspan_torch.distill.reverse_kl import distil, weighted, with_advantages, without_reward
+from lightspan_torch.distill.scorer import Scorer
 from lightspan_torch.distill.teachers import Teacher, TeacherServer, parse_teacher
 
 _OF_REWARD: Final = ("estimator", "unit", "credit", "gamma", "air", "overlong")
@@ -185,15 +186,16 @@ class Distill(DistillSettings):
         student = [row.logprobs for row in batch.rows]
         if self.overlap:  # older weights sampled some of them
             student = await trainer.learn(partial(trainer.learner.score, batch.rows))
-        done = distil(batch.rows, teacher, student, batch.explanations)
-        batch = replace(batch, rows=done.rows, explanations=done.explanations)
+        distilled = distil(batch.rows, teacher, student, batch.explanations)
+        batch = replace(batch, rows=distilled.rows, explanations=distilled.explanations)
         self.last_batch = batch
         update, skipped = await super()._update(trainer, batch, lam)
-        return update | {f"distill/{name}": value for name, value in done.metrics.items()}, skipped
+        metrics = {f"distill/{name}": value for name, value in distilled.metrics.items()}
+        return update | metrics, skipped
 
     @cached_property
-    def _scorer(self) -> Any:
-        """Computes the teacher's log-probabilities; it loads nothing before they are needed."""
+    def _scorer(self) -> Scorer[Any]:
+        """The scorer of the teacher, which loads nothing before `check` or `score` is called."""
         from lightspan_torch.distill.local import LocalTeacher
         from lightspan_torch.distill.server import ServerTeacher
 

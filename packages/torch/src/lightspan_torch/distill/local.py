@@ -14,10 +14,11 @@ from typing import Any, Final
 import torch
 
 from lightspan.algorithms.protocol import TrainerContext
-from lightspan.errors import ConfigError, ModelError
+from lightspan.errors import ModelError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import LoRA
 from lightspan_torch.distill.same_tokens import check_vocabularies
+from lightspan_torch.distill.scorer import Scorer
 from lightspan_torch.distill.teachers import TeacherModel
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
@@ -29,22 +30,11 @@ NAME: Final = "teacher"
 GIB: Final = 2**30
 
 
-class LocalTeacher:
-    """Computes the log-probabilities of a teacher that is loaded into this process.
+class LocalTeacher(Scorer[TeacherModel]):
+    """Computes the log-probabilities of a teacher that is loaded into this process (`Scorer`)."""
 
-    Args:
-        settings: the teacher's settings.
-        students: folders or hub names of the students.
-        max_length: maximum tokens of a call of a student; None for the student's context.
-    """
-
-    def __init__(
-        self, settings: TeacherModel, students: Sequence[str], max_length: int | None
-    ) -> None:
-        self._settings = settings
-        self._students = students
-        self._max_length = max_length
-        self._learner: TorchLearner | None = None
+    _learner: TorchLearner | None = None
+    """The loaded teacher; None before the first call of `score`."""
 
     def describe(self) -> str:
         """Return a line about the teacher, with the memory that its weights need."""
@@ -74,8 +64,7 @@ class LocalTeacher:
             student = load_tokenizer(name)
             names = (name, self._settings.model)
             check_vocabularies(student.tokenizer, teacher.tokenizer, names)
-            longest = min(self._max_length or student.context_length, student.context_length)
-            check_context(longest, teacher.context_length, str(self._settings))
+            self._check_context(student, teacher.context_length)
 
     async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> list[list[float]]:
         """Return for each row log q of its trained tokens, and 0 for other tokens.
@@ -117,22 +106,6 @@ class LocalTeacher:
         if name is not None:
             return getattr(torch, name)  # type: ignore[no-any-return]
         return default_dtype(device, LoRA())  # as weights under adapters, which are frozen too
-
-
-def check_context(longest: int, context: int, teacher: str) -> None:
-    """Raise `ConfigError` if a call of the student may be longer than the teacher's context.
-
-    Args:
-        longest: maximum tokens of a call.
-        context: maximum tokens that the teacher reads.
-        teacher: name of the teacher.
-    """
-    if longest > context:
-        raise ConfigError(
-            f"the teacher {teacher} reads at most {context:,} tokens, and a call of the student "
-            f"may have {longest:,}: give Distill(max_length={context}), which leaves longer calls "
-            "out, or a teacher with a longer context"
-        )
 
 
 def _base(model: str) -> str:

@@ -18,13 +18,13 @@ from typing import Any, Final
 from lightspan.algorithms.protocol import TrainerContext
 from lightspan.errors import ConfigError, EngineError
 from lightspan.lightning.rows import Row
-from lightspan_torch.distill.local import check_context
 from lightspan_torch.distill.same_tokens import (
     check_ids,
     check_token,
     check_vocabularies,
     probe_texts,
 )
+from lightspan_torch.distill.scorer import Scorer
 from lightspan_torch.distill.teachers import TeacherServer
 from lightspan_torch.engine.tokenizer import load_tokenizer
 
@@ -53,28 +53,17 @@ class Refused(EngineError):
         self.status = status
 
 
-class ServerTeacher:
-    """Computes the log-probabilities of a teacher by requests to a vLLM server.
+class ServerTeacher(Scorer[TeacherServer]):
+    """Computes the log-probabilities of a teacher by requests to a vLLM server (`Scorer`)."""
 
-    Args:
-        settings: the server and its limits.
-        students: folders or hub names of the students.
-        max_length: maximum tokens of a call of a student; None for the student's context.
-    """
-
-    def __init__(
-        self, settings: TeacherServer, students: Sequence[str], max_length: int | None
-    ) -> None:
-        self._settings = settings
-        self._students = students
-        self._max_length = max_length
-        self._model = ""
-        """Name of the served model; empty before `check`."""
-        self._tokenizer: Any = None
-        self._is_compared = False
-        """Whether the texts of the tokens of a row were compared with the student's."""
-        self._is_noted = False
-        """Whether a note of this step says that the server does not answer."""
+    _model = ""
+    """Name of the served model; empty before `check`."""
+    _tokenizer: Any = None
+    """The student's tokenizer; None before `check`."""
+    _is_compared = False
+    """Whether the texts of the tokens of a row were compared with the student's."""
+    _is_noted = False
+    """Whether a note of this step says that the server does not answer."""
 
     def describe(self) -> str:
         """Return a line about the teacher."""
@@ -106,8 +95,7 @@ class ServerTeacher:
             check_vocabularies(first.tokenizer, student.tokenizer, names)
             context = served[name].get("max_model_len")
             if isinstance(context, int):  # vLLM samples one token after the prompt
-                longest = min(self._max_length or student.context_length, student.context_length)
-                check_context(longest, context - 1, str(self._settings))
+                self._check_context(student, context - 1)
         self._compare(first.tokenizer, name)
         self._tokenizer, self._model = first.tokenizer, name
 

@@ -16,7 +16,7 @@ from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.recorded_attempts import Query, Time
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import Reporter, default_reporter
-from lightspan.protocols.learner import Learner, LoRA, Optimizer, check_lora
+from lightspan.protocols.learner import Learner, LearnerRequest, LoRA, Optimizer, check_lora
 from lightspan.schema.validation import check_choice, check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.parameter_count import count_parameters
@@ -137,7 +137,7 @@ class Preferences:
         optimizer: settings of the optimiser, instead of `learning_rate`.
         checkpoint_every: number of updates after which a checkpoint is written; None to write it
             only on Ctrl-C.
-        device: device of the learner, such as `"cuda"`.
+        device: device of the learner, such as `"cuda"`, unless `learner` names one.
         seed: seed of the order, of the held-out prompts and of the learner.
         learner: settings of the torch learner; None for the defaults of `Torch`.
         service: read only calls of this service; None for all services.
@@ -267,16 +267,14 @@ class Preferences:
         for number, line in enumerate(data.check.lines()):
             reporter.line(line if number else f"{line}{data.example}")
         self._refuse(data)
-        from lightspan_torch.learner.torch import TorchLearner
-
-        learner = TorchLearner(
-            {POLICY: self.model},
+        request = LearnerRequest(
+            models={POLICY: self.model},
+            lora={POLICY: self.lora},
             optimizer=self._optimizer(),
-            lora=self.lora,
-            device=self.device,
             seed=self.seed,
-            **(self.learner or Torch()).options(),
+            device=self.device,
         )
+        learner = (self.learner or Torch()).build(request)
         target = Path(folder)
         unfinished = Unfinished(target)
         prompts = [example.prompt_ids for example in data.examples]
@@ -284,9 +282,7 @@ class Preferences:
         self._refuse_split(data, train)
         objective = self._objective(data, (train, held_out), tokenizer.context_length)
         answers = Answers(learner, objective.answers())  # before a checkpoint changes the weights
-        progress = Progress(work=self._work(data), losses=[], seconds=0.0)
-        if resume:
-            progress = unfinished.read(learner, progress.work) or progress
+        progress = unfinished.progress(learner, self._work(data), resume=resume)
         self._train(learner, objective, answers, (train, held_out), progress, unfinished, reporter)
         learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
         unfinished.remove()

@@ -11,13 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.errors import ContextOverflowError, DataError, ModelError
+from lightspan.errors import DataError
 from lightspan.schema.validation import is_number
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 from lightspan_torch.preferences.rated_calls import RatedCall
-from lightspan_torch.sft.rendering import Demonstration, render_demonstration
+from lightspan_torch.sft.rendering import (
+    NOT_FOR_THIS_MODEL,
+    Demonstration,
+    render_or_leave_out,
+)
 
-NOT_FOR_THIS_MODEL: Final = "not for this model"
 SAME_ANSWERS: Final = "pairs of the same answer twice"
 UNPAIRED: Final = "without another answer to the same prompt, rated differently"
 
@@ -144,30 +147,22 @@ class Rated:
         Raises:
             DataError: the chat is malformed.
         """
-        try:
-            demo = render_demonstration(answer, tokenizer, label, "last", self.left_out)
-        except (ModelError, ContextOverflowError) as error:
-            self._leave_out(f"{label}: {error}")
-            return None
-        except DataError as error:
-            if is_strict:
-                raise
-            self._leave_out(str(error))
-            return None
+        demo, reason = render_or_leave_out(
+            answer, tokenizer, label, "last", self.left_out, is_strict=is_strict
+        )
+        if reason:
+            self.example = f" ({reason})"
         if demo is not None and isinstance(answer, Demonstration):
             highest = max(*demo.prompt_ids, *demo.response_ids)
             lowest = min(*demo.prompt_ids, *demo.response_ids)
             if lowest < 0 or highest >= len(tokenizer.tokenizer):
-                self._leave_out(
-                    f"{label} has the token {lowest if lowest < 0 else highest}, but the model's "
-                    f"tokenizer has {len(tokenizer.tokenizer)}: it is of another tokenizer"
+                self.left_out[NOT_FOR_THIS_MODEL] += 1
+                self.example = (
+                    f" ({label} has the token {lowest if lowest < 0 else highest}, but the model's "
+                    f"tokenizer has {len(tokenizer.tokenizer)}: it is of another tokenizer)"
                 )
                 return None
         return demo
-
-    def _leave_out(self, reason: str) -> None:
-        self.left_out[NOT_FOR_THIS_MODEL] += 1
-        self.example = f" ({reason})"
 
 
 def _certain(desirable: bool) -> float:
@@ -270,11 +265,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def contradictions(verdicts: Sequence[Verdict]) -> int:
     """Return the number of answers that have both verdicts for the same prompt."""
-    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], set[bool]] = defaultdict(set)
+    kinds: dict[tuple[tuple[int, ...], tuple[int, ...]], set[bool]] = defaultdict(set)
     for verdict in verdicts:
         key = tuple(verdict.prompt_ids), tuple(verdict.response_ids)
-        seen[key].add(verdict.desirable)
-    return sum(len(values) > 1 for values in seen.values())
+        kinds[key].add(verdict.desirable)
+    return sum(len(values) > 1 for values in kinds.values())
 
 
 def reversed_pairs(pairs: Sequence[Pair]) -> int:

@@ -13,13 +13,13 @@ from lightspan.algorithms.recorded_attempts import (
     Query,
     chat_of,
     has_answer,
+    is_of,
     read_attempts,
     score_of,
 )
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode
-from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecord
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
@@ -111,7 +111,7 @@ def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
     selected = []
     for call in episode.calls:
         result.agents.add(call.agent_path)
-        if not agents or any(matches(pattern, call.agent_path) for pattern in agents):
+        if is_of(call, agents):
             selected.append(call)
         else:
             result.left_out["of other agents"] += 1

@@ -14,11 +14,11 @@ import msgspec
 
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.recorded_attempts import Query, Time, reward_bound
-from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
+from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter, default_reporter
-from lightspan.protocols.learner import LoRA, Optimizer, SFTLoss, check_lora
+from lightspan.protocols.learner import LearnerRequest, LoRA, Optimizer, SFTLoss, check_lora
 from lightspan.schema.records import Json
 from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
@@ -27,12 +27,12 @@ from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
 from lightspan_torch.sft.chat_dataset import load_chats, report_unmatched
-from lightspan_torch.sft.checkpoint import Progress, Unfinished
+from lightspan_torch.sft.checkpoint import Unfinished
 from lightspan_torch.sft.rendering import (
     Demonstration,
     Turns,
     read_examples,
-    render_demonstration,
+    render_or_leave_out,
 )
 from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches, training_row
 
@@ -87,7 +87,7 @@ class SFT:
             messages unchanged.
         optimizer: settings of the optimiser, instead of `learning_rate`.
         lora: settings of LoRA adapters; None to train full weights.
-        device: device of the learner, such as `"cuda"`.
+        device: device of the learner, such as `"cuda"`, unless `learner` names one.
         seed: seed of the order of the demonstrations and of the learner.
         learner: settings of the torch learner; None for the defaults of `Torch`.
         from_store: URL of a store with recorded production calls; None to pass demonstrations to
@@ -180,7 +180,7 @@ class SFT:
         Raises:
             CheckpointError: the checkpoint cannot be read or written.
             ConfigError: `folder` is missing, both or neither of `demonstrations` and `from_store`
-                are given, or the checkpoint has other settings or demonstrations.
+                are given, or the checkpoint has other settings or examples.
             DataError: the file cannot be read, or no demonstration can be imitated. Or a
                 demonstration does not end with the assistant, has an empty prompt or answer, has an
                 `earlier` outside its prompt, or the chat template renders its prompt differently
@@ -194,8 +194,6 @@ class SFT:
         if (demonstrations is None) is (self.from_store is None):
             raise ConfigError("SFT imitates the demonstrations of fit(), or from_store=: give one")
         reporter = reporter or default_reporter()
-        from lightspan_torch.learner.torch import TorchLearner
-
         if demonstrations is not None:
             demonstrations = read_examples(demonstrations, "demonstrations", "chat", reporter)
         tokenizer = load_tokenizer(self.model)
@@ -204,19 +202,17 @@ class SFT:
             prepared = self._from_store(tokenizer, left_out, reporter)
         else:
             prepared = self._from_caller(demonstrations, tokenizer, left_out, reporter)
-        learner = TorchLearner(
-            {POLICY: self.model},
-            optimizer=self.optimizer,
-            lora=self.lora,
-            device=self.device,
+        request = LearnerRequest(
+            models={POLICY: self.model},
+            lora={POLICY: self.lora},
+            optimizer=self.optimizer or Optimizer(),
             seed=self.seed,
-            **(self.learner or Torch()).options(),
+            device=self.device,
         )
+        learner = (self.learner or Torch()).build(request)
         target = Path(folder)
         unfinished = Unfinished(target)
-        progress = Progress(work=self._work(prepared), losses=[], seconds=0.0)
-        if resume:
-            progress = unfinished.read(learner, progress.work) or progress
+        progress = unfinished.progress(learner, self._work(prepared), resume=resume)
         batches = shuffled_batches(len(prepared), self.epochs, self.batch_size, self.seed)
 
         def imitate(batch: Sequence[int]) -> dict[str, float]:
@@ -319,17 +315,11 @@ class SFT:
         prepared, example = [], ""
         for index, demo in enumerate(demonstrations):
             label = f"demonstrations[{index}]"
-            try:
-                ids = render_demonstration(demo, tokenizer, label, self.turns, left_out)
-                prepared += [] if ids is None else [ids]
-            except (ModelError, ContextOverflowError) as error:
-                left_out["not for this model"] += 1
-                example = f" ({label}: {error})"
-            except DataError as error:
-                if is_strict:
-                    raise
-                left_out["not for this model"] += 1
-                example = f" ({error})"
+            ids, reason = render_or_leave_out(
+                demo, tokenizer, label, self.turns, left_out, is_strict=is_strict
+            )
+            prepared += [] if ids is None else [ids]
+            example = f" ({reason})" if reason else example
         return prepared, example
 
     def _work(self, demonstrations: Sequence[Demonstration]) -> str:

@@ -11,6 +11,7 @@ from lightspan.algorithms.recorded_attempts import (
     Query,
     Time,
     chat_of,
+    is_of,
     read_attempts,
     reward_bound,
     score_of,
@@ -87,7 +88,7 @@ def _rejection(
     episode: Episode, call: Call, min_reward: float | None, agents: Sequence[str]
 ) -> str:
     """Return the reason to leave a call out; "" if there is none."""
-    if agents and not any(matches(pattern, call.agent_path) for pattern in agents):
+    if not is_of(call, agents):
         return "of other agents"
     if episode.capture_errors:
         return "of damaged attempts"

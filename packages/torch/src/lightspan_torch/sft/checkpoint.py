@@ -23,11 +23,11 @@ class Progress(msgspec.Struct, kw_only=True):
     """How far a fine-tuning has come."""
 
     work: str
-    """Hash of the settings and demonstrations. A run with another hash cannot continue the
+    """Hash of the settings and examples. A run with another hash cannot continue the
     checkpoint."""
-    losses: list[float]
+    losses: list[float] = []
     """Loss of each update that was made."""
-    seconds: float
+    seconds: float = 0.0
     """CPU seconds that the learner has used."""
     curve: list[dict[str, float]] = []
     """Metrics of held-out examples, each with `update`, the number of updates before. `SFT` has
@@ -68,14 +68,27 @@ class Unfinished:
         except OSError as error:
             raise CheckpointError(f"cannot write {self.path}: {error}") from error
 
-    def read(self, learner: Learner, work: str) -> Progress | None:
-        """Restore the learner from the checkpoint, and return the progress that it contains.
+    def progress(self, learner: Learner, work: str, *, resume: bool) -> Progress:
+        """Return the progress to continue from: that of the checkpoint, or of no update.
 
-        Return None if there is no checkpoint.
+        Args:
+            learner: the learner, which is restored from the checkpoint.
+            work: hash of the settings and examples.
+            resume: whether to continue from the checkpoint, if there is one.
 
         Raises:
             CheckpointError: the checkpoint cannot be read.
-            ConfigError: the checkpoint has other settings or demonstrations.
+            ConfigError: the checkpoint has other settings or examples.
+        """
+        checkpoint = self._read(learner, work) if resume else None
+        return checkpoint or Progress(work=work)
+
+    def _read(self, learner: Learner, work: str) -> Progress | None:
+        """Restore the learner from the checkpoint, and return its progress; None if there is none.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be read.
+            ConfigError: the checkpoint has other settings or examples.
         """
         try:
             if (self._part / _PROGRESS).exists():  # `write` was killed before its last line
@@ -88,7 +101,7 @@ class Unfinished:
             raise CheckpointError(f"cannot read {self.path}: {error}") from error
         if progress.work != work:
             raise ConfigError(
-                f"{self.path} was made with other settings or demonstrations: give those, or leave "
+                f"{self.path} was made with other settings or examples: give those, or leave "
                 "resume= out to start again"
             )
         learner.load(self.path / _LEARNER)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import NO_ANSWER, has_answer
-from lightspan.errors import ContextOverflowError, DataError
+from lightspan.errors import ContextOverflowError, DataError, ModelError
 from lightspan.progress import Reporter
 from lightspan.schema.records import Json
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
+NOT_FOR_THIS_MODEL: Final = "not for this model"
+"""Reason to leave out an example that is too long, or that the chat template refuses."""
 
 Turns: TypeAlias = Literal["last", "all"]
 """Which assistant messages of a chat are imitated: the last, or all."""
@@ -52,35 +55,8 @@ def render_demonstration(
             is outside the prompt, or the weight of a message is invalid.
         ModelError: the chat template refuses the messages.
     """
-    ids = _tokenise(demo, tokenizer, label, turns, left_out)
-    if ids is None:
-        return None
-    if not ids.prompt_ids or not ids.response_ids:
-        raise DataError(f"{label} needs a prompt and an answer that are not empty")
-    for start, end in ids.earlier:
-        if not 0 < start <= end <= len(ids.prompt_ids):
-            raise DataError(
-                f"{label}.earlier: [{start}, {end}) is not within its prompt of "
-                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
-            )
-    size = len(ids.prompt_ids) + len(ids.response_ids)
-    if size > tokenizer.context_length:
-        raise ContextOverflowError(
-            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
-            "shorten it"
-        )
-    return ids
-
-
-def _tokenise(
-    demo: Json | Demonstration,
-    tokenizer: TransformersTokenizer,
-    label: str,
-    turns: Turns,
-    left_out: Counter[str],
-) -> Demonstration | None:
     if isinstance(demo, Demonstration):
-        return demo
+        return _checked(demo, tokenizer, label)
     messages, tools = (demo, None) if isinstance(demo, list) else read_chat(demo, label)
     if not messages or messages[-1].get("role") != "assistant":
         raise DataError(f"{label} must end with a message of the assistant")
@@ -100,7 +76,66 @@ def _tokenise(
                 "chat of its own"
             )
         earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
-    return Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+    ids = Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+    return _checked(ids, tokenizer, label)
+
+
+def render_or_leave_out(
+    demo: Json | Demonstration,
+    tokenizer: TransformersTokenizer,
+    label: str,
+    turns: Turns,
+    left_out: Counter[str],
+    *,
+    is_strict: bool,
+) -> tuple[Demonstration | None, str]:
+    """Convert a demonstration to token ids, or leave it out if it does not suit the model.
+
+    Args:
+        demo, tokenizer, label, turns, left_out: as in `render_demonstration`.
+        is_strict: whether a malformed demonstration is an error; otherwise it is left out too.
+
+    Returns:
+        The token ids (None if there is nothing to imitate), and why the demonstration does not suit
+        the model ("" if it does).
+
+    Raises:
+        DataError: the demonstration is malformed.
+    """
+    try:
+        return render_demonstration(demo, tokenizer, label, turns, left_out), ""
+    except (ModelError, ContextOverflowError) as error:
+        reason = f"{label}: {error}"
+    except DataError as error:
+        if is_strict:
+            raise
+        reason = str(error)
+    left_out[NOT_FOR_THIS_MODEL] += 1
+    return None, reason
+
+
+def _checked(ids: Demonstration, tokenizer: TransformersTokenizer, label: str) -> Demonstration:
+    """Return `ids` if the model can learn from them.
+
+    Raises:
+        ContextOverflowError: they are too long for the model.
+        DataError: prompt or answer are empty, or an interval of `earlier` is outside the prompt.
+    """
+    if not ids.prompt_ids or not ids.response_ids:
+        raise DataError(f"{label} needs a prompt and an answer that are not empty")
+    for start, end in ids.earlier:
+        if not 0 < start <= end <= len(ids.prompt_ids):
+            raise DataError(
+                f"{label}.earlier: [{start}, {end}) is not within its prompt of "
+                f"{len(ids.prompt_ids)} tokens, or begins with the first, which nothing predicts"
+            )
+    size = len(ids.prompt_ids) + len(ids.response_ids)
+    if size > tokenizer.context_length:
+        raise ContextOverflowError(
+            f"it has {size} tokens, but the model's context holds {tokenizer.context_length}: "
+            "shorten it"
+        )
+    return ids
 
 
 def _answers(

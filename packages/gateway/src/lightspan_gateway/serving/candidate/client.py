@@ -41,8 +41,7 @@ def status_of(target: str, key: str = "") -> Status:
     if is_url(target):
         return _fetch(target, key)
     with _state(target) as state:
-        comparison = state.latest()
-        return Status(comparison=comparison, begun=state.begun(comparison.comparison_id))
+        return Status.of(state)
 
 
 def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -> Status:
@@ -60,11 +59,11 @@ def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -
     """
     if is_url(target):
         return _fetch(target, key, action, decision)
-    if action == "promote" and decision.is_worse and not decision.anyway:
-        raise ConfigError("the candidate is worse, and is promoted with --anyway only")
+    if refusal := decision.refusal(ACTIONS[action]):
+        raise ConfigError(refusal)
     with _state(target) as state:
-        comparison = state.decide(ACTIONS[action], decision.reason)
-        return Status(comparison=comparison, begun=state.begun(comparison.comparison_id))
+        state.decide(ACTIONS[action], decision.reason)
+        return Status.of(state)
 
 
 @contextmanager

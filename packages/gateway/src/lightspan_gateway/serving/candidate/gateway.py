@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 import sqlite3
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -17,7 +18,7 @@ from lightspan_gateway.api_errors import ApiError, bad_request
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.server import Server, guarded
 from lightspan_gateway.serving.candidate.access import CandidateAccess
-from lightspan_gateway.serving.candidate.state import Comparison, Decision
+from lightspan_gateway.serving.candidate.state import CandidateState, Comparison, Decision
 from lightspan_gateway.serving.public_access import ServingGateway, check_open
 from lightspan_gateway.store_server.api_keys import Keys
 
@@ -35,6 +36,20 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state_errors: int = 0
     """Number of requests that could not be assigned since the server started."""
 
+    @classmethod
+    def of(cls, state: CandidateState, state_errors: int = 0) -> Status:
+        """Return the status of the latest comparison, without its salt.
+
+        Raises:
+            ConfigError: there is no comparison.
+        """
+        comparison = state.latest()
+        return cls(
+            comparison=msgspec.structs.replace(comparison, salt=""),  # clients could choose sides
+            begun=state.begun(comparison.comparison_id),
+            state_errors=state_errors,
+        )
+
 
 class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a request that decides a comparison."""
@@ -47,6 +62,15 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to promote a candidate that is worse."""
     reason: str = ""
     """What was known, for people."""
+
+    def refusal(self, decision: Decision) -> str:
+        """Return why the decision is refused; empty if it is not."""
+        if decision is not Decision.PROMOTED or not self.is_worse or self.anyway:
+            return ""
+        return (
+            f"the candidate of comparison {self.comparison_id} is worse: roll it back, or promote "
+            "it with --anyway"
+        )
 
 
 class CandidateGateway(ServingGateway):
@@ -121,24 +145,17 @@ class CandidateGateway(ServingGateway):
                 f"comparison {request.comparison_id!r} is not the latest, which is "
                 f"{latest.comparison_id!r}: look at that first",
             )
-        if decision is Decision.PROMOTED and request.is_worse and not request.anyway:
-            raise ApiError(409, "the candidate is worse, and is promoted with --anyway only")
+        if refusal := request.refusal(decision):
+            raise ApiError(409, refusal)
         try:
             await self._candidate_access.call_state(lambda s: s.decide(decision, request.reason))
         except (sqlite3.Error, ConfigError) as error:
             raise ApiError(500, f"the decision could not be stored: {error}") from error
 
     async def _answer(self) -> web.StreamResponse:
-        comparison = await self._candidate_access.call_state(lambda state: state.latest())
-        status = Status(
-            comparison=msgspec.structs.replace(comparison, salt=""),  # clients could choose sides
-            begun=await self._candidate_access.call_state(
-                lambda state: state.begun(comparison.comparison_id)
-            ),
-            state_errors=self._candidate_access.state_errors,
-        )
-        body: Any = msgspec.json.encode(status)
-        return web.Response(body=body, content_type="application/json")
+        errors = self._candidate_access.state_errors
+        status = await self._candidate_access.call_state(partial(Status.of, state_errors=errors))
+        return web.Response(body=msgspec.json.encode(status), content_type="application/json")
 
     def _role(self, request: web.Request) -> Role | None:
         """Return the role of the request's key; None for the key of callers and wrong keys."""
