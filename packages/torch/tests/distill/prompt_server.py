@@ -36,7 +36,7 @@ class PromptServer:
         self.name = name
         self.context = 512
         self.refuse: dict[str, list[tuple[int, str]]] = {}
-        """Route → statuses and texts of its next responses."""
+        """Route → statuses and texts of its next responses. The text of a redirect is its URL."""
         self.asked: Counter[str] = Counter()
         self.headers: list[str | None] = []
         self.bodies: list[dict[str, Any]] = []
@@ -116,6 +116,8 @@ class PromptServer:
                     octets = text.encode() or json.dumps(outer.answer(self.path, body)).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(octets)))
+                if status == 302:
+                    self.send_header("Location", text)
                 self.end_headers()
                 self.wfile.write(octets)
 

@@ -274,6 +274,18 @@ def test_a_key_is_named_by_its_variable(
     assert "secret" not in str(algorithm.config())
 
 
+def test_a_redirect_does_not_send_the_key_elsewhere(
+    student: Path, serving: PromptServer, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    with PromptServer(teacher).running() as elsewhere:
+        serving.refuse["/v1/models"] = [(302, f"{elsewhere.url}/v1/models")]
+        settings = TeacherServer(url=serving.url, api_key_env="TEACHER_KEY")
+        ServerTeacher(settings, [str(student)], 200).check()
+        assert elsewhere.headers == [None]
+    assert set(serving.headers) == {"Bearer secret"}
+
+
 def test_nobody_listens(student: Path) -> None:
     settings = TeacherServer(url="http://127.0.0.1:9")
     with pytest.raises(EngineError, match=r"the teacher at http://127.0.0.1:9/v1/models does not"):

@@ -232,8 +232,10 @@ class ServerTeacher(Scorer[TeacherServer]):
         """
         url = self._settings.url + path
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", **self._settings.headers}
-        request = urllib.request.Request(url, data, headers)
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        for name, value in self._settings.headers.items():
+            # a redirect must not send the key to another server
+            request.add_unredirected_header(name, value)
         try:
             with urllib.request.urlopen(request, timeout=self._settings.timeout_s) as response:
                 return json.loads(response.read())
