@@ -15,7 +15,9 @@ from lightspan.lightning.states import State
 
 
 def test_its_program_makes_the_rules() -> None:
-    text, mixed = [t for language, _, t in blocks("explain/credit.md") if language == "python"]
+    text, mixed, forked = [
+        t for language, _, t in blocks("explain/credit.md") if language == "python"
+    ]
     made = re.sub(r"^(LightningRL\(.*?)( +#.*)?$", r"made.append(\1)", text, flags=re.MULTILINE)
     names: dict[str, list] = {"made": []}  # type: ignore[type-arg]
     exec(made, names)
@@ -33,6 +35,8 @@ def test_its_program_makes_the_rules() -> None:
     algorithm = names["algorithm"]
     assert (algorithm.critic.lam, algorithm.credit.name) == (1.0, "terminal")
     assert algorithm.batch_config.mixture is not None
+    exec(forked, names)
+    assert (names["algorithm"].credit.name, names["algorithm"].forks.each) == ("family", 1)
 
 
 def test_it_names_every_rule() -> None:

@@ -128,8 +128,9 @@ def test_a_script_without_a_main_guard_is_told(tiny: Path, tmp_path: Path) -> No
     command = [sys.executable, APPS / "unguarded.py", tmp_path / "run", tiny]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    lines = done.stderr.splitlines()
-    assert lines[-1] == (
+    error, page = done.stderr.splitlines()[-2:]
+    assert page == "see docs/troubleshooting.md#starts-training-when-it-is-imported"
+    assert error == (
         "lightspan.errors.AppError: unguarded.py starts training when it is imported, and "
         "runner processes import it: start training under `if __name__ == '__main__':`"
     )
