@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from lightspan_gateway.serving.candidate.access import (
     counterparts,
 )
 from lightspan_gateway.serving.candidate.candidate import state_note
+from lightspan_gateway.serving.candidate.client import assigned
 from lightspan_gateway.serving.candidate.gateway import CandidateGateway
 from lightspan_gateway.serving.candidate.sides import Side, side_of
 from lightspan_gateway.serving.candidate.state import CandidateState, Decision, Weights
@@ -187,6 +189,20 @@ async def test_keys_and_decisions(tmp_path: Path) -> None:
         )
         assert await ask(gateway, "3") == ("I am sql", f"sql@{OLD.digest}")
         assert await ask(gateway, "2") == ("I am candidate/sql", f"sql@{NEW.digest}")
+
+
+@pytest.mark.asyncio
+async def test_the_server_names_the_weights_of_attempts(tmp_path: Path) -> None:
+    admin = "a" * 40
+    async with serving(tmp_path, keys=Keys({Role.ADMIN: admin})) as gateway:
+        marks = {f"attempt {n}": (await ask(gateway, str(n)))[1] for n in range(8)}
+        comparison_id = gateway._candidate_access.comparison.comparison_id
+        keys = [*marks, "attempt of nobody"]
+        digests = await asyncio.to_thread(assigned, gateway.url, comparison_id, keys, admin)
+        assert digests == {key: mark.split("@")[1][:12] for key, mark in marks.items()}
+        assert set(digests.values()) == {OLD.digest, NEW.digest}
+        status, _ = await request(gateway, "POST", "/attempts", admin, keys="all")
+        assert status == 400
 
 
 def test_what_a_candidate_must_answer() -> None:
