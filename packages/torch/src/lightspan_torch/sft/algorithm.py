@@ -34,7 +34,13 @@ from lightspan_torch.sft.rendering import (
     read_examples,
     render_or_leave_out,
 )
-from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches, training_row
+from lightspan_torch.sft.updates import (
+    POLICY,
+    run_updates,
+    shuffled_batches,
+    training_row,
+    weights_dtype,
+)
 
 __all__ = ["SFT", "Demonstration", "SFTResult", "Turns", "demonstrations_from"]
 
@@ -331,6 +337,7 @@ class SFT:
             "model": str(self.model),
             "optimizer": self.optimizer,
             "lora": self.lora,
+            "dtype": weights_dtype(self.learner, self.device, self.lora),
             "order": [self.seed, self.batch_size, self.epochs],
             "weights": [self.prompt_weight, self.turns],
         }
