@@ -44,7 +44,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     rejected_ids: list[int]
 
 
-_Ids = TypeVar("_Ids", Verdict, Pair)
+_Ids = TypeVar("_Ids", bound=Verdict | Pair)
 
 
 @dataclass(slots=True)
