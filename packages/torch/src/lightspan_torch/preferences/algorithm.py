@@ -37,7 +37,7 @@ from lightspan_torch.preferences.rated_calls import load_rated_calls
 from lightspan_torch.sft.chat_dataset import report_unmatched
 from lightspan_torch.sft.checkpoint import Progress, Unfinished
 from lightspan_torch.sft.rendering import read_examples
-from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches, weights_dtype
+from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches
 
 CURVE_POINTS: Final = 10
 """Number of intervals of the held-out curve."""
@@ -401,7 +401,7 @@ class Preferences:
             "model": str(self.model),
             "optimizer": self._optimizer(),
             "lora": self.lora,
-            "dtype": weights_dtype(self.learner, self.device, self.lora),
+            "dtype": (self.learner or Torch()).weights_dtype(self.device, self.lora is not None),
             "order": [self.seed, self.batch_size, self.epochs, self.held_out],
             "loss": [data.check.loss, self.beta],
             "weights": [data.check.desirable_weight, data.check.undesirable_weight],

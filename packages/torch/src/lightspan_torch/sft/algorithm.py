@@ -34,13 +34,7 @@ from lightspan_torch.sft.rendering import (
     read_examples,
     render_or_leave_out,
 )
-from lightspan_torch.sft.updates import (
-    POLICY,
-    run_updates,
-    shuffled_batches,
-    training_row,
-    weights_dtype,
-)
+from lightspan_torch.sft.updates import POLICY, run_updates, shuffled_batches, training_row
 
 __all__ = ["SFT", "Demonstration", "SFTResult", "Turns", "demonstrations_from"]
 
@@ -337,7 +331,7 @@ class SFT:
             "model": str(self.model),
             "optimizer": self.optimizer,
             "lora": self.lora,
-            "dtype": weights_dtype(self.learner, self.device, self.lora),
+            "dtype": (self.learner or Torch()).weights_dtype(self.device, self.lora is not None),
             "order": [self.seed, self.batch_size, self.epochs],
             "weights": [self.prompt_weight, self.turns],
         }

@@ -9,26 +9,11 @@ from typing import Final
 
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter
-from lightspan.protocols.learner import Learner, LoRA
-from lightspan_torch.learner.config import Torch
-from lightspan_torch.learner.policy_model import default_dtype
+from lightspan.protocols.learner import Learner
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
 
 POLICY: Final = "policy"
 """Name of the fine-tuned model in its learner."""
-
-
-def weights_dtype(learner: Torch | None, device: str, lora: LoRA | None) -> str:
-    """Return the name of the data type of a learner's weights, which changes the result.
-
-    Args:
-        learner: settings of the learner; None for the defaults.
-        device: the device, unless `learner` names one.
-        lora: settings of LoRA adapters; None for full weights.
-    """
-    settings = learner or Torch()
-    default = default_dtype(settings.device or device, lora)
-    return settings.dtype or str(default).removeprefix("torch.")
 
 
 def training_row(ids: list[int], mask: list[bool], weights: list[float], name: str) -> Row:
