@@ -28,17 +28,20 @@ from lightspan.cli import main
 from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.lightning.episode import build_episode
 from lightspan.progress import SilentReporter
+from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.token_records import FinishReason, TokenRecord
+from lightspan.stores import open_store
 from lightspan_testing.scripted import Reply, ScriptedServer
-from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout, make_span
 from lightspan_torch import Preferences
 from lightspan_torch.engine.tokenizer import load_tokenizer
+from lightspan_torch.learner.config import Torch
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_torch.preferences.check import balanced_weights
 from lightspan_torch.preferences.examples import Pair, Rated, Verdict, mismatched, pairs_of, split
 from lightspan_torch.preferences.objectives import evaluation_points
-from lightspan_torch.preferences.rated_calls import RatedCalls, _add, load_rated_calls
+from lightspan_torch.preferences.rated_calls import RatedCalls, _add, _episodes, load_rated_calls
 from lightspan_torch.sft.rendering import Demonstration
 
 QUIET = SilentReporter()
@@ -143,10 +146,11 @@ def test_an_interrupted_run_continues_to_the_same_weights(
             Preferences(tiny, **options).fit(PAIRS, target, reporter=Stopped(after=2))
     finally:
         signal.signal(signal.SIGINT, handler)
-    with pytest.raises(ConfigError, match="was made with other settings"):
-        Preferences(tiny, **{**options, "beta": 0.2}).fit(
-            PAIRS, target, reporter=QUIET, resume=True
-        )
+    for changed in ({"beta": 0.2}, {"learner": Torch(dtype="float64")}):
+        with pytest.raises(ConfigError, match="was made with other settings"):
+            Preferences(tiny, **{**options, **changed}).fit(
+                PAIRS, target, reporter=QUIET, resume=True
+            )
     resumed = Preferences(tiny, **options).fit(PAIRS, target, reporter=QUIET, resume=True)
     assert (resumed.losses, resumed.curve) == (whole.losses, whole.curve)
     weights = [(path / "model.safetensors").read_bytes() for path in (whole.model, target)]
@@ -273,6 +277,14 @@ def test_pairs_and_verdicts_of_other_trainers_are_the_same(tiny: Path) -> None:
             r"examples\[1\]: rejected must be one message",
         ),
         ({"messages": _asked("a"), "label": True}, r"must end with a message of the assistant"),
+        (
+            Verdict(prompt_ids=[5], response_ids=[6], desirable="false"),  # type: ignore[arg-type]
+            r"examples\[1\]: Expected `bool`, got `str` - at `\$.desirable`",
+        ),
+        (
+            Pair(prompt_ids=[5], chosen_ids=["6"], rejected_ids=[7]),  # type: ignore[list-item]
+            r"examples\[1\]: Expected `int`, got `str` - at `\$.chosen_ids\[0\]`",
+        ),
     ],
 )
 def test_malformed_examples(tiny: Path, example: Any, message: str) -> None:
@@ -320,6 +332,23 @@ def test_answers_to_one_prompt_make_pairs(tiny: Path) -> None:
     assert (reason, count) == ("without another answer to the same prompt, rated differently", 2)
     check = Preferences(tiny, loss="dpo").check(examples, reporter=QUIET)
     assert check.lines()[0] == f"2 pairs for DPO; left out: 2 {reason}"
+
+
+@pytest.mark.parametrize("scores", [(0.1 + 0.2, 0.3), (0.1 + 0.2 - 0.3, 0.0), (3e9 + 1e-6, 3e9)])
+def test_scores_that_differ_by_rounding_make_no_pair(
+    tiny: Path, scores: tuple[float, float]
+) -> None:
+    examples = [
+        {"messages": [*_asked("?"), _answer(text)], "reward": score}
+        for text, score in zip("ab", scores, strict=True)
+    ]
+    rated = Rated()
+    rated.add_passed(examples, load_tokenizer(tiny))
+    assert scores[0] != scores[1]
+    assert pairs_of(rated) == []
+    assert rated.left_out == {
+        "without another answer to the same prompt, rated differently": 2,
+    }
 
 
 def test_labels_that_contradict_each_other_count_by_their_numbers(tiny: Path) -> None:
@@ -457,6 +486,8 @@ def test_a_kind_that_is_held_out_as_a_whole_is_refused(tiny: Path, tmp_path: Pat
         ({"desirable_weight": -1}, "desirable_weight=-1"),
         ({"lora": LoRA(dropout=0.1)}, r"LoRA\(dropout=0.1\): .* use dropout=0"),
         ({"agents": "writer"}, "select from a store: give from_store= too"),
+        ({"run": "a"}, "select from a store: give from_store= too"),
+        ({"run": "a", "service": "b"}, "give service, of production, or run, of a training"),
         ({"learning_rate": 1e-3, "optimizer": Optimizer()}, "give learning_rate or optimizer"),
     ],
 )
@@ -567,6 +598,11 @@ def test_a_correction_of_an_attempt_is_of_its_only_call(
     assert "better: 'Paris'" in capsys.readouterr().out
     both = load_rated_calls(url, Query(), [])
     assert both.left_out["corrections of attempts with several calls"] == 1
+    none = load_rated_calls(url, Query(), ["nobody"])
+    assert +none.left_out == {
+        "of other agents": 6,
+        "corrections of attempts without a call of the chosen agents": 1,
+    }
 
 
 async def _first_attempt(url: str) -> str:
@@ -681,6 +717,62 @@ def _episode(record: TokenRecord, **fields: Any) -> Any:
     return build_episode(attempt, make_rollout(), [], [record])
 
 
+def _answered(record: TokenRecord, text: str) -> Any:
+    """Return an episode whose only call has a record and a text, with a reward of 1."""
+    attributes = {
+        c.CALL_ID: record.call_id,
+        c.OUTPUT_MESSAGES: genai_messages.dump([_answer(text)]),
+    }
+    span = make_span(record.call_id, attributes=attributes, sequence_start=1, sequence_end=2)
+    return build_episode(make_attempt(), make_rollout(), [span], [record])
+
+
+def test_policies_of_another_tokenizer_of_equal_size_are_left_out(tiny: Path) -> None:
+    """All of its token ids are in the vocabulary, but mean other texts."""
+    tokenizer = load_tokenizer(tiny)
+    result = RatedCalls()
+    for policy, shift in (("own", 0), ("foreign", 1)):
+        for number, text in enumerate(("Rome", "blue", "loud", "loud")):
+            ids = [id + shift for id in tokenizer.encode(text)]
+            record = make_record(f"{policy}-{number}", (7, 8), ids, policy=policy)
+            _add(_answered(record, text), [], result)
+    rated = Rated()
+    rated.add_stored(result.calls, tokenizer)
+    assert [tokenizer.decode(demo.response_ids) for demo, _ in rated.answers] == [
+        "Rome",
+        "blue",
+        "loud",
+        "loud",
+    ]
+    assert rated.left_out == {"with token ids of another tokenizer": 4}
+    assert "an answer of policy 'foreign' is 'loud', but its token ids are" in rated.example
+
+
+def test_one_of_several_trainings_is_chosen(tiny: Path, tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'store.db'}"
+
+    async def write() -> None:
+        async with open_store(url) as store:
+            rollouts = [
+                make_rollout(name, run_id=name, task_id=name) for name in ("first", "second")
+            ]
+            await store.enqueue(rollouts)
+            assert len(await store.claim("runner", 2, 60.0)) == 2
+
+    async def read() -> list[str]:
+        async with open_store(url) as store:
+            return [each.rollout_id async for each in _episodes(store, Query(), "second")]
+
+    asyncio.run(write())
+    assert asyncio.run(read()) == ["ro-second"]
+    message = "2 trainings: 'first' .1 rollout., 'second' .1 rollout.. Choose one by run="
+    with pytest.raises(ConfigError, match=message):
+        Preferences(tiny, from_store=url).check(reporter=QUIET)
+    with pytest.raises(ConfigError, match=r"run='third': store .* has the trainings 'first'"):
+        Preferences(tiny, from_store=url, run="third").check(reporter=QUIET)
+    assert Preferences(tiny, from_store=url, run="second").check(reporter=QUIET).desirable == 0
+
+
 def test_records_of_another_tokenizer_are_counted(tiny: Path) -> None:
     """Token ids outside the vocabulary would be an error of the model."""
     result = RatedCalls()
@@ -706,6 +798,7 @@ def test_damaged_and_truncated_records_are_counted() -> None:
     _add(_episode(broken), [], result)
     _add(replace(_episode(whole), status=AttemptStatus.RUNNING, outcome=None), [], result)
     _add(replace(_episode(whole), departed="another prompt"), [], result)
+    _add(replace(_episode(whole), outcome=Outcome.APP_ERROR), [], result)
     assert [call.answer for call in result.calls] == [
         Demonstration(prompt_ids=[7, 8], response_ids=[9, 10])
     ]
@@ -714,4 +807,5 @@ def test_damaged_and_truncated_records_are_counted() -> None:
         "of damaged attempts": 1,
         "that the app broke off": 1,
         "of attempts that did not end by themselves": 2,
+        "of rollouts whose app failed": 1,
     }

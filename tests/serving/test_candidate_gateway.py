@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
+import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,10 +17,13 @@ import aiohttp
 import openai
 import pytest
 
-from lightspan.errors import ConfigError
+import lightspan
+from lightspan.capture import sdk_instrumentation
+from lightspan.errors import ConfigError, EngineError
 from lightspan.schema import semconv as c
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.training.manifest import ServedPolicy, ServedRun
+from lightspan_gateway import candidate_command
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.serving.candidate.access import (
     CandidateAccess,
@@ -24,12 +31,13 @@ from lightspan_gateway.serving.candidate.access import (
     counterparts,
 )
 from lightspan_gateway.serving.candidate.candidate import state_note
+from lightspan_gateway.serving.candidate.client import assigned
 from lightspan_gateway.serving.candidate.gateway import CandidateGateway
 from lightspan_gateway.serving.candidate.sides import Side, side_of
 from lightspan_gateway.serving.candidate.state import CandidateState, Decision, Weights
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
-from lightspan_testing.scripted_engine import ScriptedEngine
+from lightspan_testing.scripted_engine import Say, ScriptedEngine
 from tests.serving.gateways import says_who
 
 OLD, NEW = Weights("old", "0" * 12), Weights("new", "1" * 12)
@@ -55,12 +63,12 @@ TWO = run_of(writer="sql", planner="plan")
 
 @asynccontextmanager
 async def serving(
-    folder: Path, share: float = 0.5, keys: Keys | None = None
+    folder: Path, share: float = 0.5, keys: Keys | None = None, script: Any = says_who
 ) -> AsyncIterator[CandidateGateway]:
     state = CandidateState(folder / "candidate.db")
     state.begin(OLD, NEW, share)
     policies = {"sql": 1, "plan": 1, "base": 0, "candidate/sql": 2, "candidate/plan": 2}
-    engine = ScriptedEngine(shared_tokenizer(), says_who, policies=policies)
+    engine = ScriptedEngine(shared_tokenizer(), script, policies=policies)
     access = CandidateAccess(
         TWO,
         candidate_routing(TWO, policies, "base"),
@@ -187,6 +195,80 @@ async def test_keys_and_decisions(tmp_path: Path) -> None:
         )
         assert await ask(gateway, "3") == ("I am sql", f"sql@{OLD.digest}")
         assert await ask(gateway, "2") == ("I am candidate/sql", f"sql@{NEW.digest}")
+
+
+@pytest.mark.asyncio
+async def test_the_server_names_the_weights_of_attempts(tmp_path: Path) -> None:
+    admin = "a" * 40
+    async with serving(tmp_path, keys=Keys({Role.ADMIN: admin})) as gateway:
+        marks = {f"attempt {n}": (await ask(gateway, str(n)))[1] for n in range(8)}
+        comparison_id = gateway._candidate_access.comparison.comparison_id
+        keys = [*marks, "attempt of nobody"]
+        digests = await asyncio.to_thread(assigned, gateway.url, comparison_id, keys, admin)
+        assert digests == {key: mark.split("@")[1][:12] for key, mark in marks.items()}
+        assert set(digests.values()) == {OLD.digest, NEW.digest}
+        status, _ = await request(gateway, "POST", "/attempts", admin, keys="all")
+        assert status == 400
+
+
+def candidate_fails(request: Any) -> Say:
+    is_candidate = request.policy.startswith("candidate/")
+    return Say(text="good", errors={0: EngineError("out of memory")} if is_candidate else {})
+
+
+def run_app(url: str, *, handles: bool) -> None:
+    """Run an app whose call may fail, which it handles or not, as a recorded attempt."""
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client,
+        lightspan.agent("writer"),
+    ):
+        try:
+            client.chat.completions.create(model="sql", messages=MESSAGES)
+        except openai.APIError:
+            if not handles:
+                raise
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("handles", [True, False])
+async def test_a_recorded_app_whose_candidate_fails_is_compared(
+    tmp_path: Path, handles: bool
+) -> None:
+    store = f"sqlite:{tmp_path / 'production.db'}"
+
+    def record(url: str) -> None:
+        with lightspan.record(store) as recording:
+            with lightspan.connect(url):
+                for _ in range(30):
+                    with contextlib.suppress(openai.APIError):
+                        run_app(url, handles=handles)
+            assert recording.flush()
+
+    def command(*arguments: str) -> Any:
+        parser = argparse.ArgumentParser()
+        candidate_command.add(parser.add_subparsers())
+        options = parser.parse_args(["candidate", *arguments, "--store", store])
+        return options.run(options)
+
+    try:
+        async with serving(tmp_path, script=candidate_fails) as gateway:
+            await asyncio.to_thread(record, gateway.url)
+            for target in (gateway.url, str(tmp_path)):
+                shown = json.loads(await asyncio.to_thread(command, "status", target, "--json"))
+                begun, sides = shown["server"]["begun"], shown["result"]["sides"]
+                assert [sides[name]["attempts"] for name in ("current", "candidate")] == [
+                    begun[OLD.digest],
+                    begun[NEW.digest],
+                ]
+                assert [sides[name]["failed"] for name in ("current", "candidate")] == [
+                    0,
+                    begun[NEW.digest],
+                ]
+                with pytest.raises(ConfigError, match="not promoted: the candidate is worse"):
+                    await asyncio.to_thread(command, "promote", target)
+    finally:
+        sdk_instrumentation.uninstall()
+        sdk_instrumentation.close()
 
 
 def test_what_a_candidate_must_answer() -> None:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lightspan
-from lightspan.errors import NotFoundError
+from lightspan.errors import ConfigError, NotFoundError
 from lightspan.production.store_writer import attempt_write, write_pending
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
-from lightspan.schema.spans import Span, SpanKind, new_span_id, new_trace_id, now_ns
+from lightspan.schema.spans import Span, SpanKind, SpanStatus, new_span_id, new_trace_id, now_ns
 from lightspan.stores import open_store
+from lightspan_gateway import candidate_command
 from lightspan_gateway.serving.candidate.comparison import (
     ComparisonResult,
     Conclusion,
     read_comparison,
 )
 from lightspan_gateway.serving.candidate.sides import Mark, Side
+from lightspan_gateway.serving.candidate.state import STATE_FILE, CandidateState, Weights
 
 OLD, NEW = "0" * 12, "1" * 12
 COMPARISON = "0000cafe"
@@ -39,11 +44,13 @@ def attempt_of(
     *,
     user: str = "",
     failed: bool = False,
+    trace_id: str = "",
     errors: Sequence[str] = (),
     **options: Any,
 ) -> Any:
-    """Return the write of an attempt with a call for each of `models`."""
-    attempt_id, rollout_id, trace_id = f"at-{name}", f"ro-{name}", new_trace_id()
+    """Return the write of an attempt with a call for each of `models`; "" is a call that failed."""
+    attempt_id, rollout_id = f"at-{name}", f"ro-{name}"
+    trace_id = trace_id or new_trace_id()
     spans = [
         Span(
             span_id=new_span_id(),
@@ -54,10 +61,14 @@ def attempt_of(
             attempt_id=attempt_id,
             start_ns=now_ns(),
             end_ns=now_ns(),
+            status=SpanStatus.OK if model else SpanStatus.ERROR,
             attributes={
                 c.CALL_ID: f"call-{name}-{number}",
-                c.RESPONSE_ID: f"chatcmpl-{name}-{number}",
-                c.RESPONSE_MODEL: model,
+                **(
+                    {c.RESPONSE_ID: f"chatcmpl-{name}-{number}", c.RESPONSE_MODEL: model}
+                    if model
+                    else {c.CALL_OUTCOME: "error"}
+                ),
                 c.AGENT_PATH: "writer",
                 **({"user.id": user} if user else {}),
             },
@@ -175,3 +186,82 @@ def test_more_attempts_than_a_page_of_a_search(store: str) -> None:
     models = (mark_of(Side.CANDIDATE), mark_of(Side.CURRENT))
     written(store, [attempt_of(f"{n:04}", [models[n % 2]]) for n in range(130)])
     assert [each.attempts for each in read(store).sides.values()] == [65, 65]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[CandidateState]:
+    with closing(CandidateState(tmp_path / STATE_FILE)) as opened:
+        opened.begin(Weights("old", OLD), Weights("new", NEW), 0.5)
+        yield opened
+
+
+def marks_of(state: CandidateState, keys: Sequence[str]) -> list[str]:
+    """Assign attempts; return the model's name in the answers of each."""
+    marks = []
+    for key in keys:
+        digest, comparison = state.assign(key)
+        side = Side.CANDIDATE if digest == NEW else Side.CURRENT
+        marks.append(str(Mark("policy", digest, side, comparison)))
+    return marks
+
+
+@pytest.mark.parametrize("key", ["attempt at-{}", "trace {:032x}"])
+def test_a_candidate_whose_calls_all_fail_is_worse(
+    store: str, state: CandidateState, tmp_path: Path, key: str
+) -> None:
+    """No answer names the side of such an attempt; the server's file does."""
+    marks = marks_of(state, [key.format(number) for number in range(1, 41)])
+    news = [NEW in mark for mark in marks]
+    written(
+        store,
+        [
+            attempt_of(str(number), ["" if is_new else mark], trace_id=f"{number:032x}")
+            for number, (is_new, mark) in enumerate(zip(news, marks, strict=True), 1)
+        ],
+    )
+    for number, is_new in enumerate(news, 1):
+        if not is_new:
+            lightspan.feedback(f"at-{number}", 0.0, store=store)
+    with pytest.raises(ConfigError, match="not promoted: the candidate is worse: the share of"):
+        command("promote", str(tmp_path), "--store", store)
+    shown = json.loads(command("status", str(tmp_path), "--store", store, "--json"))
+    counts = {
+        side: (each["digest"], each["attempts"], each["failed"], each["unnamed"])
+        for side, each in shown["result"]["sides"].items()
+    }
+    new = sum(news)
+    assert counts == {"candidate": (NEW, new, new, new), "current": (OLD, 40 - new, 0, 0)}
+    lines = command("status", str(tmp_path), "--store", store)
+    assert f"candidate: {new} attempts without an answer that names the weights" in lines
+    assert "not compared" not in lines
+
+
+def test_attempts_that_no_answer_names_count_by_what_is_recorded(
+    store: str, state: CandidateState, tmp_path: Path
+) -> None:
+    """Check a fallback to another model, calls of other models only, and what is not counted."""
+    names = ["fallback", "other", "silent", "unrecorded"]
+    marks_of(state, [f"attempt at-{name}" for name in names])
+    written(
+        store,
+        [
+            attempt_of("fallback", ["", "gpt-4o"]),
+            attempt_of("other", ["gpt-4o"]),
+            attempt_of("silent", [], failed=True),
+            attempt_of("stranger", [""], failed=True),
+            attempt_of("after", [mark_of(None)], failed=True),
+        ],
+    )
+    shown = json.loads(command("status", str(tmp_path), "--store", store, "--json"))
+    sides = shown["result"]["sides"].values()
+    assert sum(each["attempts"] for each in sides) == 3
+    assert sum(each["failed"] for each in sides) == 2
+    assert "began are not compared" in command("status", str(tmp_path), "--store", store)
+
+
+def command(*arguments: str) -> str:
+    """Return what `lightspan candidate` prints."""
+    parser = argparse.ArgumentParser()
+    candidate_command.add(parser.add_subparsers())
+    options = parser.parse_args(["candidate", *arguments])
+    return str(options.run(options))

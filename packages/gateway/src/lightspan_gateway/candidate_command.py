@@ -60,7 +60,12 @@ def _run(options: argparse.Namespace) -> str:
     comparison_id = options.comparison
     if comparison_id is None and status is not None:
         comparison_id = status.comparison.comparison_id
-    result = _result(store, comparison_id, is_optional=status is not None) if store else None
+    result = None
+    if store:
+        server = None
+        if status is not None and status.comparison.comparison_id == comparison_id:
+            server = _server(options.target, status.comparison, key)
+        result = _result(store, comparison_id, server, is_optional=status is not None)
     if options.action != "status":
         assert status is not None
         status = _decide(options, status.comparison.comparison_id, result, key)
@@ -141,7 +146,20 @@ def _key(name: str | None) -> str:
     return os.environ[name]
 
 
-def _result(store: str, comparison_id: str | None, *, is_optional: bool) -> Any:
+def _server(target: str, comparison: Any, key: str) -> Any:
+    """Return what the server, or the file of its state, knows about a comparison."""
+    from lightspan_gateway.serving.candidate import client
+    from lightspan_gateway.serving.candidate.comparison import ServerRecord
+    from lightspan_gateway.serving.candidate.sides import Side
+
+    return ServerRecord(
+        digests={side: comparison.weights(side).digest for side in Side},
+        started_at=comparison.started_at,
+        assigned=lambda keys: client.assigned(target, comparison.comparison_id, keys, key),
+    )
+
+
+def _result(store: str, comparison_id: str | None, server: Any, *, is_optional: bool) -> Any:
     """Return the comparison in a store; None if it has no attempt of it and `is_optional`."""
     from lightspan.errors import NotFoundError
     from lightspan.stores import open_existing
@@ -151,7 +169,7 @@ def _result(store: str, comparison_id: str | None, *, is_optional: bool) -> Any:
     async def read() -> Any:
         async with open_existing(store) as opened:
             try:
-                return await read_comparison(opened, comparison_id)
+                return await read_comparison(opened, comparison_id, server)
             except NotFoundError:
                 if is_optional:
                     return None

@@ -157,8 +157,7 @@ def test_failed_damaged_and_unrated_attempts_are_counted() -> None:
     assert lines[3].startswith("left out: 2 attempts that both sides answered")
 
 
-def test_attempts_that_no_answer_names_are_reported() -> None:
-    """A candidate whose calls all fail has no attempt in the store that names it."""
+def test_attempts_that_nothing_connects_with_a_side_are_reported() -> None:
     attempts = attempts_of(Side.CURRENT, [1.0] * 6)
     result = compare("12345678", attempts, DIGESTS, both_sides=1)
     [line] = missing_lines(result, {Side.CANDIDATE: 6, Side.CURRENT: 7})

@@ -123,6 +123,17 @@ def test_a_continued_conversation_keeps_its_weights(
     assert state.assign("later", [b"c" * 16]) == Assignment(weights.digest, "")
 
 
+def test_the_sides_of_attempts_are_known_by_their_keys(state: CandidateState) -> None:
+    comparison = state.begin(OLD, NEW, 0.5)
+    keys = [f"attempt {number}" for number in range(20)]
+    digests = digests_of(state, keys)
+    assert state.assigned(comparison.comparison_id, [*keys, "attempt 20"]) == digests
+    assert state.assigned("00000000", keys) == {}
+    state.decide(Decision.PROMOTED)
+    state.assign("attempt later")
+    assert state.assigned(comparison.comparison_id, ["attempt later"]) == {}
+
+
 def test_old_attempts_are_forgotten(
     state: CandidateState, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,16 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
         del device
         return ""
 
+    def weights_dtype(self, device: str, lora: bool) -> str:
+        """Return the name of the data type of the trained models' weights.
+
+        Args:
+            device: the trainer's device.
+            lora: whether LoRA adapters are trained.
+        """
+        narrow = lora and (self.device or device).startswith("cuda")
+        return self.dtype or ("bfloat16" if narrow else "float32")  # as `default_dtype`
+
     def memory(self, parameters: int, lora: int, *, device: str, reference: bool) -> dict[str, int]:
         """Estimate the learner's memory: name of a part → bytes.
 
@@ -86,10 +96,9 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             device: the trainer's device.
             reference: whether the loss has a KL term, which needs a copy of the initial weights.
         """
-        narrow = lora and (self.device or device) != "cpu"  # as in `policy_model.default_dtype`
         return training_memory(
             parameters,
             lora,
-            weight_bytes=_BYTES[self.dtype or ("bfloat16" if narrow else "float32")],
+            weight_bytes=_BYTES[self.weights_dtype(device, bool(lora))],
             reference=reference,
         )

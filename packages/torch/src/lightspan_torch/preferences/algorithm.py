@@ -115,7 +115,9 @@ class Preferences:
     without the token that ends an answer.
 
     From the store of a training, the calls of its rollouts are read with their exact token ids and
-    rewards. The model must have the tokenizer of the run's model.
+    rewards. The model must have the tokenizer of the run's model: the calls of policies whose token
+    ids are not the recorded texts are left out and counted. Rollouts whose app failed are left out
+    too, as `RejectionSampling` does. If a store has several trainings, choose one by `run`.
 
     Args:
         model: initial weights: a folder or a hub name.
@@ -145,6 +147,8 @@ class Preferences:
         since: read only attempts that began at this time or later (see
             `lightspan.algorithms.recorded_attempts.Time`); None for no limit.
         until: read only attempts that began before this time; None for no limit.
+        run: id of the training whose rollouts are read; None for production, or for the store's
+            only training.
 
     Raises:
         ConfigError: an option is invalid, or needs `from_store` but there is none.
@@ -171,6 +175,7 @@ class Preferences:
     agents: str | Sequence[str] = ()
     since: Time | None = None
     until: Time | None = None
+    run: str | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.learning_rate is not None:
@@ -192,12 +197,14 @@ class Preferences:
         check_number("held_out", self.held_out, low=0, below=1)
         check_whole("checkpoint_every", self.checkpoint_every, 1, optional=True)
         query = Query.of(self.service, self.since, self.until)
+        if self.run is not None and self.service is not None:
+            raise ConfigError("give service, of production, or run, of a training, not both")
         if self.from_store is not None:
             open_store(self.from_store)
             self.from_store = public_url(self.from_store)
-        elif query != Query() or self.agents:
+        elif query != Query() or self.agents or self.run is not None:
             raise ConfigError(
-                "service, agents, since and until select from a store: give from_store= too"
+                "service, agents, since, until and run select from a store: give from_store= too"
             )
         self.model = local_model(self.model)
 
@@ -316,7 +323,7 @@ class Preferences:
         if examples is None:
             patterns = [self.agents] if isinstance(self.agents, str) else list(self.agents)
             query = Query.of(self.service, self.since, self.until)
-            stored = load_rated_calls(str(self.from_store), query, patterns)
+            stored = load_rated_calls(str(self.from_store), query, patterns, self.run)
             report_unmatched(patterns, stored.agents, reporter)
             rated.left_out.update(stored.left_out)
             rated.add_stored(stored.calls, tokenizer)
@@ -394,6 +401,7 @@ class Preferences:
             "model": str(self.model),
             "optimizer": self._optimizer(),
             "lora": self.lora,
+            "dtype": (self.learner or Torch()).weights_dtype(self.device, self.lora is not None),
             "order": [self.seed, self.batch_size, self.epochs, self.held_out],
             "loss": [data.check.loss, self.beta],
             "weights": [data.check.desirable_weight, data.check.undesirable_weight],

@@ -7,7 +7,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -21,7 +21,10 @@ from lightspan_torch.sft.rendering import (
     render_or_leave_out,
 )
 
+ROUNDING: Final = 1e-9
+"""Difference of equal scores by rounding, absolute and relative to the larger one."""
 SAME_ANSWERS: Final = "pairs of the same answer twice"
+FOREIGN: Final = "with token ids of another tokenizer"
 UNPAIRED: Final = "without another answer to the same prompt, rated differently"
 
 
@@ -41,6 +44,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     rejected_ids: list[int]
 
 
+_Ids = TypeVar("_Ids", bound=Verdict | Pair)
+
+
 @dataclass(slots=True)
 class Rated:
     """What is known about answers, as token ids."""
@@ -56,7 +62,13 @@ class Rated:
 
     def add_stored(self, calls: Iterable[RatedCall], tokenizer: TransformersTokenizer) -> None:
         """Add the rated calls of a store. Calls that do not suit the model are left out."""
+        calls = list(calls)
+        foreign = _foreign_policies(calls, tokenizer)
         for index, call in enumerate(calls):
+            if isinstance(call.answer, Demonstration) and call.policy in foreign:
+                self.left_out[FOREIGN] += 1
+                self.example = f" ({foreign[call.policy]})"
+                continue
             demo = self._render(call.answer, tokenizer, f"call {index}", is_strict=False)
             if demo is not None and call.is_cut and demo.response_ids[-1] in tokenizer.eos_ids:
                 ids = demo.response_ids[:-1]  # the model did not end here
@@ -72,6 +84,8 @@ class Rated:
         """
         for index, example in enumerate(examples):
             label = f"examples[{index}]"
+            if isinstance(example, Pair | Verdict):
+                example = _checked(example, label)
             if isinstance(example, Pair):
                 chosen, rejected = (
                     self._render(
@@ -165,6 +179,47 @@ class Rated:
         return demo
 
 
+def _foreign_policies(
+    calls: Sequence[RatedCall], tokenizer: TransformersTokenizer
+) -> dict[str, str]:
+    """Return the policies whose token ids are of another tokenizer: name → why.
+
+    They are those of whose answers less than half contain the recorded text when they are decoded.
+    Single answers prove nothing: a character can be cut off, and a short text occurs by chance.
+    """
+    agree: dict[str, list[bool]] = defaultdict(list)
+    reasons: dict[str, str] = {}
+    for call in calls:
+        if not isinstance(call.answer, Demonstration) or not (text := _letters(call.text)):
+            continue
+        ids = [id for id in call.answer.response_ids if 0 <= id < len(tokenizer.tokenizer)]
+        decoded = tokenizer.decode(ids)
+        agree[call.policy].append(text in _letters(decoded))
+        if not agree[call.policy][-1]:
+            reasons[call.policy] = (
+                f"an answer of policy {call.policy!r} is {call.text!r:.80}, but its token ids are "
+                f"{decoded!r:.80} by the model's tokenizer: give the model of that training"
+            )
+    return {name: reasons[name] for name, each in agree.items() if sum(each) * 2 < len(each)}
+
+
+def _letters(text: str) -> str:
+    """Return a text without spaces and without characters that could not be decoded."""
+    return "".join(text.replace("\N{REPLACEMENT CHARACTER}", "").split())
+
+
+def _checked(example: _Ids, label: str) -> _Ids:
+    """Return a verdict or pair whose fields have their types.
+
+    Raises:
+        DataError: a field has another type, such as a text in place of `True`.
+    """
+    try:
+        return msgspec.convert(msgspec.to_builtins(example), type(example))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise DataError(f"{label}: {error}") from error
+
+
 def _certain(desirable: bool) -> float:
     """Return a score that is above or below any threshold."""
     return math.inf if desirable else -math.inf
@@ -231,8 +286,9 @@ def pairs_of(rated: Rated) -> list[Pair]:
     """Return the examples of DPO: the pairs that were given, and pairs of rated answers.
 
     Of the answers to one prompt, the best and the worst make a pair, then the second best and the
-    second worst, and so on, while their scores differ. The score of an answer that was rated
-    several times is the mean. Answers without a partner are counted in `rated.left_out`.
+    second worst, and so on, while their scores differ by more than rounding. The score of an answer
+    that was rated several times is the mean. Answers without a partner are counted in
+    `rated.left_out`.
     """
     scores: dict[tuple[int, ...], dict[tuple[int, ...], list[float]]] = defaultdict(dict)
     for demo, score in rated.answers:
@@ -244,7 +300,7 @@ def pairs_of(rated: Rated) -> list[Pair]:
         ranked = sorted(means, key=lambda answer: (-means[answer], answer))
         paired = 0
         for best, worst in zip(ranked, reversed(ranked), strict=True):
-            if not means[best] > means[worst]:
+            if is_equal(means[best], means[worst]) or means[best] < means[worst]:
                 break
             pairs.append(
                 Pair(prompt_ids=list(prompt), chosen_ids=list(best), rejected_ids=list(worst))
@@ -253,6 +309,11 @@ def pairs_of(rated: Rated) -> list[Pair]:
         if paired < len(ranked):
             rated.left_out[UNPAIRED] += len(ranked) - paired
     return pairs
+
+
+def is_equal(first: float, second: float) -> bool:
+    """Return whether two scores are equal up to rounding, such as 0.1 + 0.2 and 0.3."""
+    return math.isclose(first, second, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def _mean(values: Sequence[float]) -> float:

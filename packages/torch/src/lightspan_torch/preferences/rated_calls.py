@@ -17,8 +17,13 @@ from lightspan.algorithms.recorded_attempts import (
     read_attempts,
     score_of,
 )
+from lightspan.errors import ConfigError
+from lightspan.lightning.answers import answer_message
 from lightspan.lightning.episode import Call, Episode, build_episode
+from lightspan.lightning.rollout_checks import app_failed
+from lightspan.progress import plural
 from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import joined_text
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecord
 from lightspan.stores import open_existing
@@ -30,6 +35,8 @@ CUT_OFF: Final = "cut off"
 """Reason of `chat_of` to leave out an answer that is not complete."""
 CORRECTED: Final = math.inf
 """Score of a correction, which ranks above all answers to its prompt."""
+SEVERAL_CALLS: Final = "corrections of attempts with several calls"
+NO_CHOSEN_CALL: Final = "corrections of attempts without a call of the chosen agents"
 _ID_SIZE: Final = 4
 """Size of a token id and of a log-probability in a token record, in bytes."""
 
@@ -43,6 +50,10 @@ class RatedCall:
     score: float
     is_cut: bool = False
     """Whether the answer of the chat was cut off by the limit of tokens, so that it has no end."""
+    policy: str = ""
+    """The policy that sampled the token ids; empty for a chat, or a frozen endpoint."""
+    text: str = ""
+    """A text that the decoded token ids contain; empty if none was recorded."""
 
 
 @dataclass(slots=True)
@@ -56,7 +67,9 @@ class RatedCalls:
     """Paths of the agents of all calls that were read."""
 
 
-def load_rated_calls(url: str, query: Query, agents: Sequence[str]) -> RatedCalls:
+def load_rated_calls(
+    url: str, query: Query, agents: Sequence[str], run: str | None = None
+) -> RatedCalls:
     """Read the rated calls of a store: those of production, or if there are none, of trainings.
 
     The score of a call is the feedback or reward on it, else the feedback or reward of its attempt.
@@ -67,30 +80,34 @@ def load_rated_calls(url: str, query: Query, agents: Sequence[str]) -> RatedCall
         url: URL of the store.
         query: which attempts to read.
         agents: names or globs on agent paths; empty for all agents.
+        run: id of the training to read; None for production, or the store's only training.
 
     Raises:
-        ConfigError: the store does not exist.
+        ConfigError: the store does not exist, or has no such training, or has several and `run` is
+            None.
     """
 
     async def read() -> RatedCalls:
         result = RatedCalls()
         async with open_existing(url, read_only=True) as store:
-            async for episode in _episodes(store, query):
+            async for episode in _episodes(store, query, run):
                 _add(episode, agents, result)
         return result
 
     return run_sync(read())
 
 
-async def _episodes(store: Store, query: Query) -> AsyncIterator[Episode]:
-    """Yield the episodes of production, or if the store has none, those of trainings."""
-    async for _, _, episode in read_attempts(store, query):
-        yield episode
-    # not those of trainings because no attempt of production began in the chosen time
-    page = await store.summaries(mode=Mode.PRODUCTION, limit=1)
-    if page.rows or query.service is not None:
-        return
-    states = await store.rollouts(mode=Mode.TRAIN)
+async def _episodes(store: Store, query: Query, run: str | None) -> AsyncIterator[Episode]:
+    """Yield the episodes of production, or if the store has none, those of its training."""
+    if run is None:
+        async for _, _, episode in read_attempts(store, query):
+            yield episode
+        # not those of a training because no attempt of production began in the chosen time
+        page = await store.summaries(mode=Mode.PRODUCTION, limit=1)
+        if page.rows or query.service is not None:
+            return
+    await _check_run(store, query, run)
+    states = await store.rollouts(mode=Mode.TRAIN, run_id=run)
     for start in range(0, len(states), CHUNK_SIZE):
         chunk = {state.rollout.rollout_id: state for state in states[start : start + CHUNK_SIZE]}
         attempts = [a for a in await store.attempts(list(chunk)) if query.matches(a)]
@@ -99,6 +116,23 @@ async def _episodes(store: Store, query: Query) -> AsyncIterator[Episode]:
         for attempt in attempts:
             rollout, key = chunk[attempt.rollout_id].rollout, attempt.attempt_id
             yield build_episode(attempt, rollout, spans.get(key, []), records.get(key, []))
+
+
+async def _check_run(store: Store, query: Query, run: str | None) -> None:
+    """Raise `ConfigError` if a training is to be chosen, or the chosen one is missing.
+
+    Trainings may be of different models, whose token ids mean different texts.
+    """
+    rows = (await store.summaries(mode=Mode.TRAIN)).rows
+    sizes = Counter(row.run_id for row in rows if query.matches(row))
+    runs = ", ".join(f"{name!r} ({plural(count, 'rollout')})" for name, count in sizes.items())
+    if run is None and len(sizes) > 1:
+        raise ConfigError(
+            f"store {store.url} has the rollouts of {len(sizes)} trainings: {runs}. Choose one by "
+            "run=, because the token ids of another model mean other texts"
+        )
+    if run is not None and run not in {row.run_id for row in rows}:
+        raise ConfigError(f"run={run!r}: store {store.url} has the trainings {runs or 'of none'}")
 
 
 def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
@@ -120,7 +154,7 @@ def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
         if len(selected) == 1:
             corrections.setdefault(selected[0].call_id, text)
         else:
-            result.left_out["corrections of attempts with several calls"] += 1
+            result.left_out[SEVERAL_CALLS if selected else NO_CHOSEN_CALL] += 1
     for call in selected:
         answer, rejection = _answer_of(episode, call)
         is_cut = rejection == CUT_OFF and _is_cut(answer["messages"], call)
@@ -128,7 +162,9 @@ def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
         if score is None or (rejection and not is_cut):
             result.left_out["unscored" if score is None else rejection] += 1
             continue
-        result.calls.append(RatedCall(answer, score, is_cut))
+        policy = "" if call.record is None else call.record.policy
+        text = "" if call.record is None else _text_of(call)
+        result.calls.append(RatedCall(answer, score, is_cut, policy, text))
         if call.call_id in corrections and not isinstance(answer, Demonstration):
             correction = {"role": "assistant", "content": corrections[call.call_id]}
             chat = {**answer, "messages": [*answer["messages"][:-1], correction]}
@@ -149,6 +185,7 @@ def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
     checks = {
         "of attempts that did not end by themselves": not episode.finished,
         "of damaged attempts": bool(episode.capture_errors),
+        "of rollouts whose app failed": app_failed(episode),
         "in failed tries": call.key in episode.retried,
         f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
         "that the app broke off": record.finish_reason is FinishReason.CANCELLED,
@@ -158,6 +195,19 @@ def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
     if rejection:
         return None, rejection
     return Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids), ""
+
+
+def _text_of(call: Call) -> str:
+    """Return a text of the recorded answer: its content, or else the name of a tool that it calls.
+
+    Empty if neither was recorded.
+    """
+    try:
+        message = answer_message(call) or {}
+        names = [each["function"]["name"] for each in message.get("tool_calls") or []]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return joined_text(message.get("content")) or next(map(str, names), "")
 
 
 def _is_cut(messages: Sequence[Mapping[str, Any]], call: Call) -> bool:

@@ -331,6 +331,7 @@ class SFT:
             "model": str(self.model),
             "optimizer": self.optimizer,
             "lora": self.lora,
+            "dtype": (self.learner or Torch()).weights_dtype(self.device, self.lora is not None),
             "order": [self.seed, self.batch_size, self.epochs],
             "weights": [self.prompt_weight, self.turns],
         }

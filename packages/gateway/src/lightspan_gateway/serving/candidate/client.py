@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib import error as http_errors, request
 
 import msgspec
@@ -14,13 +14,16 @@ import msgspec
 from lightspan.errors import ConfigError
 from lightspan_gateway.serving.candidate.gateway import (
     ACTIONS,
+    ATTEMPTS,
     CANDIDATE_PATH,
+    AttemptsRequest,
     DecisionRequest,
     Status,
 )
 from lightspan_gateway.serving.candidate.state import STATE_FILE, CandidateState
 
 _TIMEOUT_S: Final = 10.0
+_T = TypeVar("_T")
 
 
 def is_url(target: str) -> bool:
@@ -39,9 +42,28 @@ def status_of(target: str, key: str = "") -> Status:
         ConfigError: there is no comparison, or the server refuses or does not answer.
     """
     if is_url(target):
-        return _fetch(target, key)
+        return _fetch(target, key, Status)
     with _state(target) as state:
         return Status.of(state)
+
+
+def assigned(target: str, comparison_id: str, keys: Sequence[str], key: str = "") -> dict[str, str]:
+    """Return the attempts that count in a comparison: key → digest of the weights.
+
+    Args:
+        target: URL of the server, folder that it serves, or file of the state.
+        comparison_id: the comparison.
+        keys: what identifies each attempt (`sides.attempt_key`).
+        key: key of the server; empty for none.
+
+    Raises:
+        ConfigError: the server refuses or does not answer, or the file cannot be read.
+    """
+    if not is_url(target):
+        with _state(target) as state:
+            return state.assigned(comparison_id, keys)
+    wanted = AttemptsRequest(comparison_id=comparison_id, keys=[*keys])
+    return _fetch(target, key, dict[str, str], ATTEMPTS, wanted)
 
 
 def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -> Status:
@@ -58,7 +80,7 @@ def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -
             or the server refuses or does not answer.
     """
     if is_url(target):
-        return _fetch(target, key, action, decision)
+        return _fetch(target, key, Status, f"/{action}", decision)
     if refusal := decision.refusal(ACTIONS[action]):
         raise ConfigError(refusal)
     with _state(target) as state:
@@ -79,8 +101,8 @@ def _state(target: str) -> Iterator[CandidateState]:
 
 
 def _fetch(
-    origin: str, key: str, action: str | None = None, decision: DecisionRequest | None = None
-) -> Status:
+    origin: str, key: str, answer: type[_T], path: str = "", body: msgspec.Struct | None = None
+) -> _T:
     class NoRedirect(request.HTTPRedirectHandler):
         """A handler that refuses redirects, which could leak the key to another server."""
 
@@ -89,14 +111,14 @@ def _fetch(
 
     url = origin.rstrip("/").removesuffix("/v1") + CANDIDATE_PATH
     call = request.Request(
-        url if action is None else f"{url}/{action}",
-        data=None if decision is None else msgspec.json.encode(decision),
+        url + path,
+        data=None if body is None else msgspec.json.encode(body),
         headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
     opener = request.build_opener(request.ProxyHandler({}), NoRedirect())
     try:
         with opener.open(call, timeout=_TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=Status)
+            return msgspec.json.decode(response.read(), type=answer)
     except http_errors.HTTPError as error:
         with error:
             raise ConfigError(f"{origin} refuses: {_message(error)}") from None

@@ -4,32 +4,51 @@ The unit is the attempt. Its reward is the feedback on it, or else what the app 
 either arrived. Attempts that began after the decision are not part of a comparison, because no
 attempts of the other side began at the same time. Attempts that both sides answered are counted and
 left out.
+
+Only answers name the weights. The side of an attempt without one, such as one whose calls all
+failed, is known to the server alone (`ServerRecord`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from lightspan.algorithms.recorded_attempts import Query, RecordedAttempt, read_attempts
+from lightspan.algorithms.recorded_attempts import (
+    CHUNK_SIZE,
+    Query,
+    RecordedAttempt,
+    read_attempts,
+)
 from lightspan.errors import NotFoundError
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.spans import SpanKind
+from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import SEARCH_LIMIT, Store
 from lightspan.training.statistics import Interval, clustered_interval
-from lightspan_gateway.serving.candidate.sides import Mark, Side, read_mark
+from lightspan_gateway.serving.candidate.sides import (
+    Mark,
+    Side,
+    key_of_attempt,
+    key_of_trace,
+    read_mark,
+)
 
 USER_KEYS: Final = ("user.id", "enduser.id", "langfuse.user.id", f"{c.ANNOTATION}user")
 """Attributes by which programs that record spans name users."""
 MAX_FORECAST: Final = 1_000_000
 """Maximum number of verdicts that a forecast names."""
+EARLIER_S: Final = 86_400.0
+"""Seconds before the start of a comparison from which attempts may be part of it: they may have
+begun before their first call, and by another machine's clock."""
 
 
 class Conclusion(StrEnum):
@@ -53,6 +72,21 @@ class ComparedAttempt:
     """Whether a part of it may not be recorded."""
     user: str = ""
     """Empty if the record names no user."""
+    is_unnamed: bool = False
+    """Whether no answer names the weights, so that the server named its side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerRecord:
+    """What the server of a comparison knows about attempts."""
+
+    digests: Mapping[Side, str]
+    """Digest of the weights of each side."""
+    started_at: float
+    """Start of the comparison, in seconds since the epoch."""
+    assigned: Callable[[Sequence[str]], Mapping[str, str]]
+    """Function: keys of attempts (`sides.attempt_key`) → key → digest of the weights, for those of
+    the comparison."""
 
 
 class SideResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +98,8 @@ class SideResult(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
     rated: int
     """Number of attempts with a verdict or reward."""
+    unnamed: int
+    """Number of attempts of which no answer names the weights."""
     reward: Interval | None
     """Mean with its 95 % interval; None without any."""
 
@@ -190,6 +226,7 @@ def _side(group: list[ComparedAttempt], digest: str, extreme: float) -> SideResu
         failed=sum(a.is_failed for a in group),
         damaged=sum(a.is_damaged for a in group),
         rated=len(values),
+        unnamed=sum(a.is_unnamed for a in group),
         reward=_interval(values, group, extreme),
     )
 
@@ -243,43 +280,89 @@ def _sentence(
 
 
 # --- the store ------------------------------------------------------------------------------
-async def read_comparison(store: Store, comparison_id: str | None = None) -> ComparisonResult:
-    """Return the result of a comparison, from a store alone.
+async def read_comparison(
+    store: Store, comparison_id: str | None = None, server: ServerRecord | None = None
+) -> ComparisonResult:
+    """Return the result of a comparison, from a store and what its server knows.
 
     Args:
         store: open store to which the apps record.
         comparison_id: the comparison; None for that of the newest attempt of a candidate.
+        server: what the server knows about the comparison; None to leave out attempts of which no
+            answer names the weights.
 
     Raises:
+        ConfigError: the server does not answer.
         NotFoundError: the store has no attempt of the comparison.
     """
     if comparison_id is None:
         comparison_id = await _newest(store)
-    ids = [each async for each in _search(store, f".{comparison_id}")] if comparison_id else []
+    matches = [each async for each in _search(store, f".{comparison_id}")] if comparison_id else []
     rows = (await store.summaries(mode=Mode.PRODUCTION)).rows
     rollouts = {row.attempt_id: row.rollout_id for row in rows}
-    wanted = [rollouts[each] for each in ids if each in rollouts]
-    digests: dict[Side, str] = {}
+    wanted = [rollouts[each] for each in matches if each in rollouts]
+    digests: dict[Side, str] = {} if server is None else {**server.digests}
     compared: list[ComparedAttempt] = []
-    both = 0
+    both: set[str] = set()
     async for recorded in read_attempts(store, Query(), wanted):
         marks = _marks(recorded)
         sides = {mark.side for mark in marks if mark.side is not None}
         if comparison_id not in {mark.comparison_id for mark in marks}:
             continue
         if len(sides) > 1 or len({mark.digest for mark in marks}) > 1:
-            both += 1
+            both.add(recorded.attempt.attempt_id)
             continue
         [side] = sides
         digests[side] = marks[0].digest
         compared.append(_compared(recorded, side))
+    if server is not None:
+        ids = both | {each.attempt_id for each in compared}
+        others = [
+            row.rollout_id
+            for row in rows
+            if row.attempt_id not in ids
+            and (row.started_at or 0.0) >= server.started_at - EARLIER_S
+        ]
+        compared += await _unnamed(store, others, server)
     if not compared and not both:
         what = "of a candidate" if comparison_id is None else f"of comparison {comparison_id}"
         raise NotFoundError(
             f"store {store.url} has no attempt {what}: apps must record to it (lightspan.record, "
             "or OpenTelemetry) while `lightspan serve --candidate` answers them"
         )
-    return compare(comparison_id or "", compared, digests, both)
+    return compare(comparison_id or "", compared, digests, len(both))
+
+
+async def _unnamed(
+    store: Store, rollout_ids: Sequence[str], server: ServerRecord
+) -> list[ComparedAttempt]:
+    """Return the attempts that have ended, are of the comparison, and name no weights.
+
+    Such an attempt failed if it or one of its calls did. Others have calls to other models only.
+    """
+    chunk: list[tuple[RecordedAttempt, list[str]]] = []
+    compared: list[ComparedAttempt] = []
+
+    async def look_up() -> None:
+        keys = list(dict.fromkeys(key for _, each in chunk for key in each))
+        digests = await asyncio.to_thread(server.assigned, keys)
+        for recorded, own in chunk:
+            digest = next((digests[key] for key in own if key in digests), None)
+            side = next((s for s, each in server.digests.items() if each == digest), None)
+            if side is not None:
+                compared.append(_compared(recorded, side, is_unnamed=True))
+        chunk.clear()
+
+    async for recorded in read_attempts(store, Query(), rollout_ids):
+        if recorded.attempt.outcome is None or _marks(recorded):
+            continue
+        traces = dict.fromkeys(span.trace_id for span in recorded.episode.spans)
+        keys = [key_of_attempt(recorded.attempt.attempt_id), *map(key_of_trace, traces)]
+        chunk.append((recorded, keys))
+        if len(chunk) == CHUNK_SIZE:
+            await look_up()
+    await look_up()
+    return compared
 
 
 async def _newest(store: Store) -> str | None:
@@ -313,15 +396,19 @@ def _marks(recorded: RecordedAttempt) -> list[Mark]:
     return [mark for mark in map(read_mark, models) if mark is not None]
 
 
-def _compared(recorded: RecordedAttempt, side: Side) -> ComparedAttempt:
+def _compared(
+    recorded: RecordedAttempt, side: Side, *, is_unnamed: bool = False
+) -> ComparedAttempt:
     attempt = recorded.attempt
+    has_failed_call = any(call.outcome is not CallOutcome.OK for call in recorded.episode.calls)
     return ComparedAttempt(
         attempt_id=attempt.attempt_id,
         side=side,
         reward=recorded.score,
-        is_failed=attempt.outcome not in (None, Outcome.OK),
+        is_failed=attempt.outcome not in (None, Outcome.OK) or (is_unnamed and has_failed_call),
         is_damaged=bool(attempt.capture_errors),
         user=next(_users(recorded), ""),
+        is_unnamed=is_unnamed,
     )
 
 
@@ -342,6 +429,12 @@ def report_lines(result: ComparisonResult) -> Iterator[str]:
             f"{side:9}  {each.attempts:>8}  {each.failed:>6}  {each.damaged:>7}  {verdicts:>12}  "
             f"{mean}"
         )
+    for side in (Side.CANDIDATE, Side.CURRENT):
+        if unnamed := result.sides[side].unnamed:
+            yield (
+                f"{side}: {plural(unnamed, 'attempt')} without an answer that names the weights; "
+                "the side is that of the server's state"
+            )
     if result.both_sides:
         yield (
             f"left out: {plural(result.both_sides, 'attempt')} that both sides answered. Connect "
@@ -357,7 +450,8 @@ def report_lines(result: ComparisonResult) -> Iterator[str]:
 def missing_lines(result: ComparisonResult, begun: Mapping[Side, int]) -> Iterator[str]:
     """Yield a line for each side with attempts that began and are not in the result.
 
-    Only answers name the weights, so a side whose calls fail loses the attempts that would show it.
+    The side of an attempt is known by an answer, or by its id or trace id in the server's state. A
+    side whose calls fail without any of these loses the attempts that would show it.
 
     Args:
         result: the comparison, read from the store.
@@ -368,7 +462,8 @@ def missing_lines(result: ComparisonResult, begun: Mapping[Side, int]) -> Iterat
         if missing > 0:
             yield (
                 f"{side}: {missing:,} of {count:,} attempts that began are not compared: they are "
-                "not recorded, or all of their calls failed, so that no answer names the weights"
+                "not recorded, have not ended, or all of their calls failed, and these have no id "
+                "(x-lightspan-attempt, traceparent) by which the server knows them"
             )
 
 

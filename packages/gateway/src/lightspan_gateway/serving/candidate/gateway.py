@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import sqlite3
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -22,7 +22,9 @@ from lightspan_gateway.serving.candidate.state import CandidateState, Comparison
 from lightspan_gateway.serving.public_access import ServingGateway, check_open
 from lightspan_gateway.store_server.api_keys import Keys
 
+_T = TypeVar("_T")
 CANDIDATE_PATH: Final = "/lightspan/candidate"
+ATTEMPTS: Final = "/attempts"
 ACTIONS: Final = {"promote": Decision.PROMOTED, "roll-back": Decision.ROLLED_BACK}
 """Action in the URL and on the command line → decision."""
 
@@ -49,6 +51,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             begun=state.begun(comparison.comparison_id),
             state_errors=state_errors,
         )
+
+
+class AttemptsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a request for the weights of attempts. The answer is key → digest."""
+
+    comparison_id: str
+    keys: list[str]
+    """What identifies each attempt (`sides.attempt_key`)."""
 
 
 class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +118,7 @@ class CandidateGateway(ServingGateway):
     def _routes(self) -> list[web.AbstractRouteDef]:
         return [
             web.get(CANDIDATE_PATH, guarded(self._status)),
+            web.post(CANDIDATE_PATH + ATTEMPTS, guarded(self._attempts)),
             web.post(CANDIDATE_PATH + "/{action}", guarded(self._decide)),
             *super()._routes(),
         ]
@@ -116,6 +127,15 @@ class CandidateGateway(ServingGateway):
         if self._role(request) is None:
             await self._candidate_access.authenticate(request)
         return await self._answer()
+
+    async def _attempts(self, request: web.Request) -> web.StreamResponse:
+        if self._role(request) is None:
+            await self._candidate_access.authenticate(request)
+        wanted = await _read(request, AttemptsRequest)
+        digests = await self._candidate_access.call_state(
+            lambda state: state.assigned(wanted.comparison_id, wanted.keys)
+        )
+        return web.Response(body=msgspec.json.encode(digests), content_type="application/json")
 
     async def _decide(self, request: web.Request) -> web.StreamResponse:
         role, action = self._role(request), request.match_info["action"]
@@ -129,12 +149,7 @@ class CandidateGateway(ServingGateway):
             )
         if action not in ACTIONS:
             raise ApiError(404, f"unknown action {action!r}: use {' or '.join(ACTIONS)}")
-        body = await request_body.read_body(request)
-        try:
-            decision = msgspec.convert(body.fields, DecisionRequest)
-        except msgspec.ValidationError as error:
-            raise bad_request(str(error)) from error
-        await self._apply(ACTIONS[action], decision)
+        await self._apply(ACTIONS[action], await _read(request, DecisionRequest))
         return await self._answer()
 
     async def _apply(self, decision: Decision, request: DecisionRequest) -> None:
@@ -167,3 +182,16 @@ class CandidateGateway(ServingGateway):
             is_caller = hmac.compare_digest(token_of(request).encode(), self._key.encode())
             if not is_caller:
                 raise ApiError(401, "the API key is wrong or missing", code="invalid_api_key")
+
+
+async def _read(request: web.Request, type_: type[_T]) -> _T:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: 400 if it is not of this type.
+    """
+    body = await request_body.read_body(request)
+    try:
+        return msgspec.convert(body.fields, type_)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error)) from error

@@ -63,9 +63,19 @@ def attempt_key(headers: Mapping[str, str]) -> str | None:
     attempt.
     """
     if attempt_id := headers.get(c.HEADER_ATTEMPT):
-        return f"attempt {attempt_id}"
+        return key_of_attempt(attempt_id)
     trace = _TRACE.fullmatch(headers.get(c.HEADER_PARENT, ""))
-    return f"trace {trace[1]}" if trace and trace[1].strip("0") else None
+    return key_of_trace(trace[1]) if trace and trace[1].strip("0") else None
+
+
+def key_of_attempt(attempt_id: str) -> str:
+    """Return the key of an attempt whose calls carry its id."""
+    return f"attempt {attempt_id}"
+
+
+def key_of_trace(trace_id: str) -> str:
+    """Return the key of an attempt whose calls carry a trace id of 32 hexadecimal digits."""
+    return f"trace {trace_id}"
 
 
 def user_key(body: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -295,6 +295,21 @@ class CandidateState:
                     (row.comparison_id, row.digest),
                 )
             return row
+
+    def assigned(self, comparison_id: str, keys: Iterable[str]) -> dict[str, str]:
+        """Return the attempts that count in a comparison: key → digest of the weights.
+
+        Attempts that are not known, or were last called more than `KEPT_S` ago, are missing.
+
+        Args:
+            comparison_id: the comparison.
+            keys: what identifies each attempt (`sides.attempt_key`).
+        """
+        query = "SELECT digest FROM assignments WHERE key = ? AND comparison = ?"
+        rows = {
+            key: self._db.execute(query, (_hash(key), comparison_id)).fetchone() for key in keys
+        }
+        return {key: row[0] for key, row in rows.items() if row is not None}
 
     def remember(self, conversations: Sequence[bytes], assignment: Assignment) -> None:
         """Remember which weights answered conversations (`sides.conversation_keys`)."""
