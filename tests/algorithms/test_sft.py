@@ -29,7 +29,6 @@ from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from lightspan_tools.export import Filter, export_store
 from lightspan_torch.engine.tokenizer import load_tokenizer
-from lightspan_torch.learner.config import Torch
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_torch.sft.algorithm import Demonstration, demonstrations_from
 from lightspan_torch.sft.chat_dataset import load_chats
@@ -140,8 +139,8 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     )
     with pytest.raises(ConfigError, match="was made with other settings or examples"):
         SFT(tiny, **options).fit(CHATS[:1], target, reporter=QUIET, resume=True)
+    changed = {**options, "learner": Torch(dtype="float64")}
     with pytest.raises(ConfigError, match="was made with other settings or examples"):
-        changed = {**options, "learner": Torch(dtype="float64")}
         SFT(tiny, **changed).fit(CHATS, target, reporter=QUIET, resume=True)
     gone_on = SFT(tiny, **options).fit(CHATS, target, reporter=QUIET, resume=True)
     assert gone_on.losses == whole.losses
