@@ -68,8 +68,6 @@ class ServeOptions:
     admin_key_env: str | None = None
     """Environment variable with the key that may promote the candidate or roll it back; None if
     this is possible in the file only."""
-    reader_key_env: str | None = None
-    """Environment variable with the key that may see the candidate's status only."""
 
     def key(self) -> str | None:
         """Return the key that callers must send; None if `api_key_env` is None.
@@ -90,15 +88,14 @@ class ServeOptions:
         public_access.check_open(self.host, key)
         return key
 
-    def decision_keys(self) -> Keys | None:
-        """Return the keys for the candidate's status and decisions; None if there are none.
+    def admin_key(self) -> Keys | None:
+        """Return the key that may decide about the candidate; None if `admin_key_env` is None.
 
         Raises:
-            ConfigError: a variable is not set, or its value is no key.
+            ConfigError: the variable is not set, or its value is no key.
         """
-        names = {Role.ADMIN: self.admin_key_env, Role.READER: self.reader_key_env}
-        variables = {role: name for role, name in names.items() if name is not None}
-        return take_keys(variables) if variables else None
+        name = self.admin_key_env
+        return None if name is None else take_keys({Role.ADMIN: name})
 
     def upstream_endpoint(self) -> LLM | None:
         """Return the endpoint of `upstream`; None if `upstream` is None.
@@ -213,7 +210,7 @@ def serve(
             base,
             share=0.1 if options.share is None else options.share,
             state=options.candidate_state,
-            keys=options.decision_keys(),
+            admin=options.admin_key(),
         )
     check_port(options.host, options.port)
     engine = models.load(options, lines)

@@ -41,8 +41,8 @@ class Candidate:
     """Policy that apps may name → the engine's name of the candidate's policy."""
     state: CandidateState
     comparison: Comparison
-    keys: Keys | None
-    """Keys for status and decisions; None if there are none."""
+    admin: Keys | None
+    """The administrator's key; None permits no decision over HTTP."""
 
     @classmethod
     def open(
@@ -53,7 +53,7 @@ class Candidate:
         *,
         share: float,
         state: Path | None,
-        keys: Keys | None,
+        admin: Keys | None,
     ) -> Candidate:
         """Begin or continue the comparison of a candidate.
 
@@ -63,7 +63,7 @@ class Candidate:
             base: the engine's name of the candidate's starting weights.
             share: share of attempts that the candidate answers.
             state: file of the state; None for the default in the current folder.
-            keys: keys for status and decisions; None if there are none.
+            admin: the administrator's key; None permits no decision over HTTP.
 
         Raises:
             ConfigError: the candidate cannot replace the current weights, or the state cannot be
@@ -90,7 +90,7 @@ class Candidate:
             names={name: PREFIX + other for name, other in names.items()},
             state=opened,
             comparison=comparison,
-            keys=keys,
+            admin=admin,
         )
 
     def gateway(
@@ -106,7 +106,7 @@ class Candidate:
         policy = CandidateAccess(
             self.current, self.routing, self.names, self.state, key=settings["key"], **access
         )
-        return CandidateGateway(engine, policy, keys=self.keys, **settings)
+        return CandidateGateway(engine, policy, admin=self.admin, **settings)
 
     def lines(self, url: str) -> list[str]:
         """Return the lines to print at the start.
@@ -122,7 +122,7 @@ class Candidate:
             answers = "was promoted: it answers all new attempts"
         else:
             answers = "was rolled back: it answers no new attempt"
-        decide = url if self.keys is not None else path.parent if _is_default(path) else path
+        decide = url if self.admin is not None else path.parent if _is_default(path) else path
         return [
             f"the candidate {comparison.candidate.folder} {answers} "
             f"(comparison {comparison.comparison_id}, kept in {path})",

@@ -26,7 +26,6 @@ from lightspan.algorithms.recorded_attempts import (
     RecordedAttempt,
     read_attempts,
 )
-from lightspan.errors import NotFoundError
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode, Outcome
@@ -185,7 +184,7 @@ def compare(
     # the rewards of either side show the range of both: a side of ones may be one of five stars
     lowest, highest = min([0.0, *rewards]), max([1.0, *rewards])
     extreme = highest if highest > 1 else lowest
-    sides = {side: _side(group, digests.get(side, ""), extreme) for side, group in members.items()}
+    sides = {side: _side(group, digests[side], extreme) for side, group in members.items()}
     means = [sides[side].reward for side in (Side.CANDIDATE, Side.CURRENT)]
     failures = [_failures(members[side]) for side in (Side.CANDIDATE, Side.CURRENT)]
     reward_difference = None if None in means else difference(*filter(None, means))
@@ -281,27 +280,22 @@ def _sentence(
 
 # --- the store ------------------------------------------------------------------------------
 async def read_comparison(
-    store: Store, comparison_id: str | None = None, server: ServerRecord | None = None
-) -> ComparisonResult:
-    """Return the result of a comparison, from a store and what its server knows.
+    store: Store, comparison_id: str, server: ServerRecord
+) -> ComparisonResult | None:
+    """Return the result of a comparison; None if the store has no attempt of it.
 
     Args:
         store: open store to which the apps record.
-        comparison_id: the comparison; None for that of the newest attempt of a candidate.
-        server: what the server knows about the comparison; None to leave out attempts of which no
-            answer names the weights.
+        comparison_id: the comparison.
+        server: what the server knows about the comparison.
 
     Raises:
         ConfigError: the server does not answer.
-        NotFoundError: the store has no attempt of the comparison.
     """
-    if comparison_id is None:
-        comparison_id = await _newest(store)
-    matches = [each async for each in _search(store, f".{comparison_id}")] if comparison_id else []
+    matches = [each async for each in _search(store, f".{comparison_id}")]
     rows = (await store.summaries(mode=Mode.PRODUCTION)).rows
     rollouts = {row.attempt_id: row.rollout_id for row in rows}
     wanted = [rollouts[each] for each in matches if each in rollouts]
-    digests: dict[Side, str] = {} if server is None else {**server.digests}
     compared: list[ComparedAttempt] = []
     both: set[str] = set()
     async for recorded in read_attempts(store, Query(), wanted):
@@ -313,24 +307,17 @@ async def read_comparison(
             both.add(recorded.attempt.attempt_id)
             continue
         [side] = sides
-        digests[side] = marks[0].digest
         compared.append(_compared(recorded, side))
-    if server is not None:
-        ids = both | {each.attempt_id for each in compared}
-        others = [
-            row.rollout_id
-            for row in rows
-            if row.attempt_id not in ids
-            and (row.started_at or 0.0) >= server.started_at - EARLIER_S
-        ]
-        compared += await _unnamed(store, others, server)
+    ids = both | {each.attempt_id for each in compared}
+    others = [
+        row.rollout_id
+        for row in rows
+        if row.attempt_id not in ids and (row.started_at or 0.0) >= server.started_at - EARLIER_S
+    ]
+    compared += await _unnamed(store, others, server)
     if not compared and not both:
-        what = "of a candidate" if comparison_id is None else f"of comparison {comparison_id}"
-        raise NotFoundError(
-            f"store {store.url} has no attempt {what}: apps must record to it (lightspan.record, "
-            "or OpenTelemetry) while `lightspan serve --candidate` answers them"
-        )
-    return compare(comparison_id or "", compared, digests, len(both))
+        return None
+    return compare(comparison_id, compared, server.digests, len(both))
 
 
 async def _unnamed(
@@ -363,16 +350,6 @@ async def _unnamed(
             await look_up()
     await look_up()
     return compared
-
-
-async def _newest(store: Store) -> str | None:
-    """Return the comparison of the newest attempt of a candidate; None if there is none."""
-    for attempt_id in await store.search("+candidate."):
-        for span in (await store.spans([attempt_id]))[attempt_id]:
-            mark = read_mark(span.attributes.get(c.RESPONSE_MODEL))
-            if mark is not None and mark.side is Side.CANDIDATE:
-                return mark.comparison_id
-    return None
 
 
 async def _search(store: Store, text: str) -> AsyncIterator[str]:

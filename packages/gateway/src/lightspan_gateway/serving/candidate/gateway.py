@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import sqlite3
 from functools import partial
 from typing import Final, TypeVar
@@ -15,7 +14,6 @@ from lightspan.protocols.engine import TokenEngine
 from lightspan_gateway import request_body
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import ApiError, bad_request
-from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.server import Server, guarded
 from lightspan_gateway.serving.candidate.access import CandidateAccess
 from lightspan_gateway.serving.candidate.state import CandidateState, Comparison, Decision
@@ -66,21 +64,8 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     comparison_id: str
     """The comparison that was looked at, so that a later one is not decided instead."""
-    is_worse: bool = False
-    """Whether the candidate is worse, by the interval."""
-    anyway: bool = False
-    """Whether to promote a candidate that is worse."""
     reason: str = ""
-    """What was known, for people."""
-
-    def refusal(self, decision: Decision) -> str:
-        """Return why the decision is refused; empty if it is not."""
-        if decision is not Decision.PROMOTED or not self.is_worse or self.anyway:
-            return ""
-        return (
-            f"the candidate of comparison {self.comparison_id} is worse: roll it back, or promote "
-            "it with --anyway"
-        )
+    """Result of the comparison, for people."""
 
 
 class CandidateGateway(ServingGateway):
@@ -89,7 +74,7 @@ class CandidateGateway(ServingGateway):
     Args:
         engine: serves the policies of both sides.
         access: chooses the side of each attempt.
-        keys: the keys of administrators and readers; None permits no decision over HTTP.
+        admin: the administrator's key; None permits no decision over HTTP.
         key: the API key that callers must send; None accepts every program of this machine.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
@@ -103,7 +88,7 @@ class CandidateGateway(ServingGateway):
         engine: TokenEngine,
         access: CandidateAccess,
         *,
-        keys: Keys | None = None,
+        admin: Keys | None = None,
         key: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -112,8 +97,7 @@ class CandidateGateway(ServingGateway):
         Server.__init__(self, access, engine, host=host, port=port)
         self.usage = access.usage
         self._candidate_access = access
-        self._keys = keys
-        self._key = key
+        self._admin = admin
 
     def _routes(self) -> list[web.AbstractRouteDef]:
         return [
@@ -124,13 +108,11 @@ class CandidateGateway(ServingGateway):
         ]
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
-        if self._role(request) is None:
-            await self._candidate_access.authenticate(request)
+        await self._authenticate(request)
         return await self._answer()
 
     async def _attempts(self, request: web.Request) -> web.StreamResponse:
-        if self._role(request) is None:
-            await self._candidate_access.authenticate(request)
+        await self._authenticate(request)
         wanted = await _read(request, AttemptsRequest)
         digests = await self._candidate_access.call_state(
             lambda state: state.assigned(wanted.comparison_id, wanted.keys)
@@ -138,9 +120,8 @@ class CandidateGateway(ServingGateway):
         return web.Response(body=msgspec.json.encode(digests), content_type="application/json")
 
     async def _decide(self, request: web.Request) -> web.StreamResponse:
-        role, action = self._role(request), request.match_info["action"]
-        if role is not Role.ADMIN:
-            await self._check_known(request, role)
+        action = request.match_info["action"]
+        if not await self._authenticate(request):
             raise ApiError(
                 403,
                 "only the administrator's key can promote or roll back: start the server with "
@@ -160,8 +141,6 @@ class CandidateGateway(ServingGateway):
                 f"comparison {request.comparison_id!r} is not the latest, which is "
                 f"{latest.comparison_id!r}: look at that first",
             )
-        if refusal := request.refusal(decision):
-            raise ApiError(409, refusal)
         try:
             await self._candidate_access.call_state(lambda s: s.decide(decision, request.reason))
         except (sqlite3.Error, ConfigError) as error:
@@ -172,16 +151,16 @@ class CandidateGateway(ServingGateway):
         status = await self._candidate_access.call_state(partial(Status.of, state_errors=errors))
         return web.Response(body=msgspec.json.encode(status), content_type="application/json")
 
-    def _role(self, request: web.Request) -> Role | None:
-        """Return the role of the request's key; None for the key of callers and wrong keys."""
-        return None if self._keys is None else self._keys.role_of(token_of(request))
+    async def _authenticate(self, request: web.Request) -> bool:
+        """Return whether a request has the administrator's key, not that of callers.
 
-    async def _check_known(self, request: web.Request, role: Role | None) -> None:
-        """Raise `ApiError` 401 for an unknown key."""
-        if role is None and self._key is not None:
-            is_caller = hmac.compare_digest(token_of(request).encode(), self._key.encode())
-            if not is_caller:
-                raise ApiError(401, "the API key is wrong or missing", code="invalid_api_key")
+        Raises:
+            ApiError: 401 for another key (`PublicAccess.authenticate`).
+        """
+        if self._admin is not None and self._admin.role_of(token_of(request)) is not None:
+            return True
+        await self._candidate_access.authenticate(request)
+        return False
 
 
 async def _read(request: web.Request, type_: type[_T]) -> _T:
