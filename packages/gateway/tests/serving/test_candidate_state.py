@@ -16,7 +16,7 @@ import pytest
 from lightspan.errors import ConfigError
 from lightspan_gateway.serving.candidate.sides import side_of
 from lightspan_gateway.serving.candidate.state import (
-    KEPT_S,
+    RETENTION_S,
     Assignment,
     CandidateState,
     Comparison,
@@ -139,7 +139,7 @@ def test_old_attempts_are_forgotten(
 ) -> None:
     state.begin(OLD, NEW, 0.5)
     digests_of(state, KEYS)
-    later = time.time() + KEPT_S + 1
+    later = time.time() + RETENTION_S + 1
     monkeypatch.setattr(time, "time", lambda: later)
     CandidateState(path).close()
     [[count]] = sqlite3.connect(path).execute("SELECT count(*) FROM assignments").fetchall()

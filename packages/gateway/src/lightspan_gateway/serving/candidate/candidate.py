@@ -122,7 +122,8 @@ class Candidate:
             answers = "was promoted: it answers all new attempts"
         else:
             answers = "was rolled back: it answers no new attempt"
-        decide = url if self.admin is not None else path.parent if _is_default(path) else path
+        folder_or_file = path.parent if path.name == STATE_FILE else path
+        target = url if self.admin is not None else folder_or_file
         return [
             f"the candidate {comparison.candidate.folder} {answers} "
             f"(comparison {comparison.comparison_id}, kept in {path})",
@@ -134,12 +135,8 @@ class Candidate:
             "the app, or the header x-lightspan-attempt, or the trace id of traceparent",
             "  without these, a call that continues an answered conversation has the side of that, "
             "other calls have the side of their field user, and without that each call its own",
-            f"  lightspan candidate status {decide} --store URL   (then promote, or roll-back)",
+            f"  lightspan candidate status {target} --store URL   (then promote, or roll-back)",
         ]
-
-
-def _is_default(path: Path) -> bool:
-    return path.name == STATE_FILE
 
 
 def state_note(folder: Path) -> str:

@@ -63,8 +63,8 @@ def assigned(target: str, comparison_id: str, keys: Sequence[str], key: str = ""
     if not is_url(target):
         with _state(target) as state:
             return state.assigned(comparison_id, keys)
-    wanted = AttemptsRequest(comparison_id=comparison_id, keys=[*keys])
-    return _fetch(target, key, dict[str, str], ATTEMPTS, wanted)
+    attempts = AttemptsRequest(comparison_id=comparison_id, keys=[*keys])
+    return _fetch(target, key, dict[str, str], ATTEMPTS, attempts)
 
 
 def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -> Status:

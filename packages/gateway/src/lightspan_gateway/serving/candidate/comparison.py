@@ -189,7 +189,7 @@ def compare(
     failures = [_failures(members[side]) for side in (Side.CANDIDATE, Side.CURRENT)]
     reward_difference = None if None in means else difference(*filter(None, means))
     failure_difference = None if None in failures else difference(*filter(None, failures))
-    conclusion = _conclusion(reward_difference, failure_difference)
+    conclusion, sentence = _conclude(reward_difference, failure_difference, sides)
     return ComparisonResult(
         comparison_id=comparison_id,
         sides=sides,
@@ -197,7 +197,7 @@ def compare(
         difference=reward_difference,
         failure_difference=failure_difference,
         conclusion=conclusion,
-        sentence=_sentence(conclusion, reward_difference, failure_difference, sides),
+        sentence=sentence,
     )
 
 
@@ -234,48 +234,39 @@ def _failures(group: list[ComparedAttempt]) -> Interval | None:
     return _interval({a.attempt_id: float(a.is_failed) for a in group}, group, 0.0)
 
 
-def _conclusion(reward: Interval | None, failures: Interval | None) -> Conclusion:
-    fails_more = failures is not None and failures.is_known and failures.low > 0
-    if fails_more or (reward is not None and reward.is_known and reward.high < 0):
-        return Conclusion.WORSE
-    is_better = reward is not None and reward.is_known and reward.low > 0
-    return Conclusion.BETTER if is_better else Conclusion.OPEN
+def _conclude(
+    reward: Interval | None, failures: Interval | None, sides: Mapping[Side, SideResult]
+) -> tuple[Conclusion, str]:
+    """Return what the intervals say about the candidate, also as a sentence.
 
-
-def _sentence(
-    conclusion: Conclusion,
-    reward: Interval | None,
-    failures: Interval | None,
-    sides: Mapping[Side, SideResult],
-) -> str:
-    fails_more = failures is not None and failures.is_known and failures.low > 0
-    if fails_more:
-        assert failures is not None
-        return (
+    Args:
+        reward: mean reward of the candidate minus that of the current weights; None if a side has
+            none.
+        failures: the same for the share of failed attempts.
+        sides: the attempts of each side.
+    """
+    if failures is not None and failures.is_known and failures.low > 0:
+        return Conclusion.WORSE, (
             "the candidate is worse: the share of its attempts that fail is "
             f"{failures.mean:.3f} higher"
         )
-    if conclusion is not Conclusion.OPEN:
-        assert reward is not None
-        return f"the candidate is {conclusion} by {abs(reward.mean):.3f}"
-    missing = [str(side) for side, result in sides.items() if not result.rated]
-    if missing:
-        return f"it cannot be decided yet: no verdict on the {' and the '.join(missing)} side"
-    more = None if reward is None else more_needed(reward)
+    if reward is not None and reward.is_known and (reward.low > 0 or reward.high < 0):
+        conclusion = Conclusion.BETTER if reward.low > 0 else Conclusion.WORSE
+        return conclusion, f"the candidate is {conclusion} by {abs(reward.mean):.3f}"
+    return Conclusion.OPEN, f"it cannot be decided yet: {_obstacle(reward, sides)}"
+
+
+def _obstacle(reward: Interval | None, sides: Mapping[Side, SideResult]) -> str:
+    """Return why rewards decide nothing yet, or how many more would (`_conclude`)."""
+    unrated = [str(side) for side, result in sides.items() if not result.rated]
+    if unrated:
+        return f"no verdict on the {' and the '.join(unrated)} side"
     if reward is None or not reward.is_known:
-        return (
-            "it cannot be decided yet: a side has too few verdicts for an interval, or equal ones "
-            "of an unknown scale"
-        )
+        return "a side has too few verdicts for an interval, or equal ones of an unknown scale"
+    more = more_needed(reward)
     if more is None:
-        return (
-            "it cannot be decided yet: the sides hardly differ so far, so no number of verdicts is "
-            "in sight"
-        )
-    return (
-        f"it cannot be decided yet: about {plural(more, 'more verdict')} would decide it, if the "
-        "difference stays as it is"
-    )
+        return "the sides hardly differ so far, so no number of verdicts is in sight"
+    return f"about {plural(more, 'more verdict')} would decide it, if the difference stays as it is"
 
 
 # --- the store ------------------------------------------------------------------------------
@@ -295,10 +286,10 @@ async def read_comparison(
     matches = [each async for each in _search(store, f".{comparison_id}")]
     rows = (await store.summaries(mode=Mode.PRODUCTION)).rows
     rollouts = {row.attempt_id: row.rollout_id for row in rows}
-    wanted = [rollouts[each] for each in matches if each in rollouts]
+    rollout_ids = [rollouts[each] for each in matches if each in rollouts]
     compared: list[ComparedAttempt] = []
     both: set[str] = set()
-    async for recorded in read_attempts(store, Query(), wanted):
+    async for recorded in read_attempts(store, Query(), rollout_ids):
         marks = _marks(recorded)
         sides = {mark.side for mark in marks if mark.side is not None}
         if comparison_id not in {mark.comparison_id for mark in marks}:

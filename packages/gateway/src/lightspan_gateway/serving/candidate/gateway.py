@@ -113,9 +113,9 @@ class CandidateGateway(ServingGateway):
 
     async def _attempts(self, request: web.Request) -> web.StreamResponse:
         await self._authenticate(request)
-        wanted = await _read(request, AttemptsRequest)
+        attempts = await _read(request, AttemptsRequest)
         digests = await self._candidate_access.call_state(
-            lambda state: state.assigned(wanted.comparison_id, wanted.keys)
+            lambda state: state.assigned(attempts.comparison_id, attempts.keys)
         )
         return web.Response(body=msgspec.json.encode(digests), content_type="application/json")
 
