@@ -16,6 +16,8 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
@@ -31,14 +33,14 @@ from lightspan_gateway.serving.candidate.access import (
     counterparts,
 )
 from lightspan_gateway.serving.candidate.candidate import state_note
-from lightspan_gateway.serving.candidate.client import assigned
+from lightspan_gateway.serving.candidate.client import assigned, status_of
 from lightspan_gateway.serving.candidate.gateway import CandidateGateway
 from lightspan_gateway.serving.candidate.sides import Side, side_of
 from lightspan_gateway.serving.candidate.state import CandidateState, Decision, Weights
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
 from lightspan_testing.scripted_engine import Say, ScriptedEngine
-from tests.serving.gateways import says_who
+from tests.serving.gateways import says_who, serving as plain_serving
 
 OLD, NEW = Weights("old", "0" * 12), Weights("new", "1" * 12)
 
@@ -207,6 +209,30 @@ async def test_the_server_names_the_weights_of_attempts(tmp_path: Path) -> None:
         assert set(digests.values()) == {OLD.digest, NEW.digest}
         status, _ = await request(gateway, "POST", "/attempts", admin, keys="all")
         assert status == 400
+
+
+@pytest.mark.asyncio
+async def test_a_server_without_a_candidate_is_named() -> None:
+    async with plain_serving() as gateway:
+        with pytest.raises(ConfigError, match=r"is no `lightspan serve --candidate`: it serves no"):
+            await asyncio.to_thread(status_of, gateway.url)
+
+
+@pytest.mark.asyncio
+async def test_a_redirect_does_not_get_the_key() -> None:
+    """Another server, to which the candidate's redirects, could read the key."""
+    requests: list[web.Request] = []
+
+    async def other(request: web.Request) -> web.Response:
+        requests.append(request)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", other)
+    async with TestServer(app) as server:
+        with pytest.raises(ConfigError, match="refuses: HTTP 307"):
+            await asyncio.to_thread(status_of, str(server.make_url("")), "a" * 40)
+    assert [request.path for request in requests] == ["/lightspan/candidate"]
 
 
 def candidate_fails(request: Any) -> Say:

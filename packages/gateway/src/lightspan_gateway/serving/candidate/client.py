@@ -108,6 +108,8 @@ def _fetch(
             return msgspec.json.decode(content, type=answer)
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise ConfigError(f"{origin} is no `lightspan serve --candidate`: {error}") from None
+    if status == 404:
+        raise ConfigError(f"{origin} is no `lightspan serve --candidate`: it serves no candidate")
     raise ConfigError(f"{origin} refuses: {_message(status, content)}")
 
 

@@ -344,7 +344,7 @@ async def _unnamed(
 
 
 async def _search(store: Store, text: str) -> AsyncIterator[str]:
-    """Yield the ids of all attempts with a text, the newest first."""
+    """Yield the ids of all attempts that contain a text, the newest first."""
     before = None
     while True:
         ids = await store.search(text, before=before)
