@@ -100,9 +100,9 @@ def _lines(action: str, store: str | None, status: Any, result: Any) -> list[str
     if store:
         return [
             *lines,
-            f"store {store} has no attempt of comparison {status.comparison.comparison_id}: apps "
-            "must record to it (lightspan.record, or OpenTelemetry) while `lightspan serve "
-            "--candidate` answers them",
+            f"the store has no attempt of comparison {status.comparison.comparison_id}: apps must "
+            "record to it (lightspan.record, or OpenTelemetry) while `lightspan serve --candidate` "
+            "answers them",
         ]
     return [*lines, f"rewards are compared with --store URL (${STORE_VARIABLE})"]
 

@@ -294,8 +294,8 @@ class Gateway(Server):
     """
 
     is_refused: ClassVar[Callable[[str, Any], bool]] = staticmethod(is_refused)
-    """Return whether evaluations refuse an unsupported field, from its name and value. Training sets
-    it aside."""
+    """Return whether evaluations refuse an unsupported field, from its name and value. Training
+    sets it aside."""
 
     def __init__(
         self,

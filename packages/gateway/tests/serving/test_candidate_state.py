@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from lightspan.errors import ConfigError
+from lightspan_gateway.serving.candidate.client import decide
+from lightspan_gateway.serving.candidate.gateway import DecisionRequest
 from lightspan_gateway.serving.candidate.sides import side_of
 from lightspan_gateway.serving.candidate.state import (
     RETENTION_S,
@@ -93,6 +95,20 @@ def test_an_equal_decision_changes_nothing_and_the_opposite_one_does(state: Cand
     first = state.decide(Decision.PROMOTED, "better")
     assert state.decide(Decision.PROMOTED, "again") == first
     assert state.decide(Decision.ROLLED_BACK).answering == OLD
+
+
+def test_a_decision_about_an_earlier_comparison_is_refused(
+    state: CandidateState,
+) -> None:
+    """A result that was looked at before another comparison began says nothing about that."""
+    earlier = state.begin(OLD, NEW, 0.5)
+    latest = state.begin(OLD, NEW, 0.7)
+    request = DecisionRequest(comparison_id=earlier.comparison_id)
+    with pytest.raises(ConfigError, match=f"is not the latest, which is '{latest.comparison_id}'"):
+        decide(str(state.path), "promote", request)
+    assert state.latest() == latest
+    request = DecisionRequest(comparison_id=latest.comparison_id, reason="better")
+    assert decide(str(state.path), "promote", request).comparison.decision is Decision.PROMOTED
 
 
 def test_calls_without_an_id(state: CandidateState) -> None:

@@ -77,12 +77,12 @@ def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -
         key: the administrator's key of the server; empty for none.
 
     Raises:
-        ConfigError: there is no comparison, or the server refuses or does not answer.
+        ConfigError: the comparison is not the latest, or the server refuses or does not answer.
     """
     if is_url(target):
         return _fetch(target, key, Status, f"/{action}", decision)
     with _state(target) as state:
-        state.decide(ACTIONS[action], decision.reason)
+        state.decide(ACTIONS[action], decision.reason, decision.comparison_id)
         return Status.of(state)
 
 

@@ -130,21 +130,16 @@ class CandidateGateway(ServingGateway):
             )
         if action not in ACTIONS:
             raise ApiError(404, f"unknown action {action!r}: use {' or '.join(ACTIONS)}")
-        await self._apply(ACTIONS[action], await _read(request, DecisionRequest))
-        return await self._answer()
-
-    async def _apply(self, decision: Decision, request: DecisionRequest) -> None:
-        latest = await self._candidate_access.call_state(lambda state: state.latest())
-        if latest.comparison_id != request.comparison_id:
-            raise ApiError(
-                409,
-                f"comparison {request.comparison_id!r} is not the latest, which is "
-                f"{latest.comparison_id!r}: look at that first",
-            )
+        decision = await _read(request, DecisionRequest)
         try:
-            await self._candidate_access.call_state(lambda s: s.decide(decision, request.reason))
-        except (sqlite3.Error, ConfigError) as error:
+            await self._candidate_access.call_state(
+                lambda state: state.decide(ACTIONS[action], decision.reason, decision.comparison_id)
+            )
+        except ConfigError as error:
+            raise ApiError(409, str(error)) from error
+        except sqlite3.Error as error:
             raise ApiError(500, f"the decision could not be stored: {error}") from error
+        return await self._answer()
 
     async def _answer(self) -> web.StreamResponse:
         errors = self._candidate_access.state_errors

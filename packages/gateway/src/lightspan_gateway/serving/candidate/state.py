@@ -208,7 +208,9 @@ class CandidateState:
             self._pair = current.digest, candidate.digest
             return comparison
 
-    def decide(self, decision: Decision, reason: str = "") -> Comparison:
+    def decide(
+        self, decision: Decision, reason: str = "", comparison_id: str | None = None
+    ) -> Comparison:
         """Decide the latest comparison; return it. An equal decision changes nothing.
 
         Attempts that have begun keep their weights.
@@ -216,14 +218,20 @@ class CandidateState:
         Args:
             decision: the decision.
             reason: result of the comparison, for people.
+            comparison_id: the comparison to which `reason` applies; None for the latest.
 
         Raises:
-            ConfigError: there is no comparison.
+            ConfigError: there is no comparison, or `comparison_id` is not the latest.
         """
         self._db.execute("PRAGMA synchronous=FULL")
         try:
             with self._transaction():
                 before = self.latest()
+                if comparison_id not in (None, before.comparison_id):
+                    raise ConfigError(
+                        f"comparison {comparison_id!r} is not the latest, which is "
+                        f"{before.comparison_id!r}: look at that first"
+                    )
                 if before.decision is decision:
                     return before
                 comparison = msgspec.structs.replace(
