@@ -131,41 +131,35 @@ def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
     return read_served(run.read_result(), run.path), run.path
 
 
-def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> None:
-    """Check that the user allows every endpoint in the run's files.
+def check_upstreams(runs: Sequence[tuple[ServedRun, Path]], allowed: Sequence[str]) -> None:
+    """Check that the user allows every endpoint in the files of runs.
 
     Calls and the user's API keys are sent to these endpoints.
 
     Args:
-        served: description of the run.
-        run: the run's folder.
+        runs: description and folder of each run.
         allowed: URLs that the user allows.
 
     Raises:
-        ConfigError: an endpoint of the run is not allowed, or an allowed URL is not in the run.
+        ConfigError: an endpoint of a run is not allowed, or an allowed URL is in no run.
     """
-    upstreams = upstreams_of(served)
-    urls = {quoted(upstream.url) for upstream in upstreams}
+    upstreams = {path: upstreams_of(served) for served, path in runs}
+    urls = {quoted(upstream.url) for each in upstreams.values() for upstream in each}
     if unknown := sorted(set(allowed) - urls):
         raise ConfigError(
-            f"--allow-upstream {unknown[0]}: the run in {run} names no such endpoint; it names "
-            f"{', '.join(sorted(urls)) or 'none'}"
+            f"--allow-upstream {unknown[0]}: the run in {' or '.join(map(str, upstreams))} names "
+            f"no such endpoint; it names {', '.join(sorted(urls)) or 'none'}"
         )
-    refused = [upstream for upstream in upstreams if quoted(upstream.url) not in allowed]
-    if refused:
-        flags = dict.fromkeys(f"--allow-upstream {quote(quoted(u.url))}" for u in refused)
-        raise ConfigError(
-            f"the run in {run} sends calls to these endpoints, with keys of your environment:\n"
-            + "".join(f"  {upstream}\n" for upstream in refused)
-            + f"if you trust each of them, add {' '.join(flags)}"
-        )
-
-
-def _check_both_upstreams(sides: Sequence[tuple[ServedRun, Path]], allowed: Sequence[str]) -> None:
-    """Check that the user allows every endpoint of two runs (`check_upstreams`)."""
-    urls = [{quoted(each.url) for each in upstreams_of(served)} for served, _ in sides]
-    for (served, path), own in zip(sides, urls, strict=True):
-        check_upstreams(served, path, [u for u in allowed if u in own or u not in set.union(*urls)])
+    for path, each in upstreams.items():
+        refused = [upstream for upstream in each if quoted(upstream.url) not in allowed]
+        if refused:
+            flags = dict.fromkeys(f"--allow-upstream {quote(quoted(u.url))}" for u in refused)
+            raise ConfigError(
+                f"the run in {path} sends calls to these endpoints, with keys of your "
+                "environment:\n"
+                + "".join(f"  {upstream}\n" for upstream in refused)
+                + f"if you trust each of them, add {' '.join(flags)}"
+            )
 
 
 def serve(
@@ -196,13 +190,13 @@ def serve(
     served, path = load_served(folder)
     candidate = None
     if options.candidate is None:
-        check_upstreams(served, path, options.allow_upstream)
+        check_upstreams([(served, path)], options.allow_upstream)
         models = _Models.of(served, path)
         if note := state_note(path):
             lines.line(note)
     else:
         newer, newer_path = load_served(options.candidate)
-        _check_both_upstreams(((served, path), (newer, newer_path)), options.allow_upstream)
+        check_upstreams([(served, path), (newer, newer_path)], options.allow_upstream)
         models, base = _Models.of(served, path).with_candidate(_Models.of(newer, newer_path))
         candidate = Candidate.open(
             (served, path),
