@@ -201,7 +201,7 @@ async def test_keys_and_decisions(tmp_path: Path) -> None:
 async def test_the_server_names_the_weights_of_attempts(tmp_path: Path) -> None:
     admin = "a" * 40
     async with serving(tmp_path, admin=admin) as gateway:
-        marks = {f"attempt {n}": (await ask(gateway, str(n)))[1] for n in range(8)}
+        marks = {f"attempt {n}": (await ask(gateway, str(n)))[1] for n in range(24)}
         comparison_id = gateway._candidate_access.comparison.comparison_id
         keys = [*marks, "attempt of nobody"]
         digests = await asyncio.to_thread(assigned, gateway.url, comparison_id, keys, admin)

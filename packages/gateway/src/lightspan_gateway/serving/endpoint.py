@@ -167,7 +167,7 @@ def serve(
     options: ServeOptions | None = None,
     *,
     reporter: Reporter | None = None,
-    ready: Callable[[public_access.ServingGateway], None] | None = None,
+    ready: Callable[[public_access.PublicServer], None] | None = None,
 ) -> None:
     """Serve a run, or a model, until SIGINT or SIGTERM.
 
@@ -213,12 +213,17 @@ def serve(
         await engine.start()
         try:
             await models.merge(engine, lines)
-            settings: dict[str, Any] = {"key": key, "host": options.host, "port": options.port}
-            access: dict[str, Any] = {"max_tokens": options.max_tokens, "upstream": upstream}
+            settings: dict[str, Any] = {
+                "host": options.host,
+                "port": options.port,
+                "key": key,
+                "max_tokens": options.max_tokens,
+                "upstream": upstream,
+            }
             gateway = (
-                public_access.ServingGateway(engine, served.routing, **settings, **access)
+                public_access.ServingGateway(engine, served.routing, **settings)
                 if candidate is None
-                else candidate.gateway(engine, settings, access)
+                else candidate.gateway(engine, **settings)
             )
             async with gateway:
                 with stop_signals() as stopping:  # before the line that mentions Ctrl-C

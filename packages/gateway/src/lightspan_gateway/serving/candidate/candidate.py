@@ -94,19 +94,18 @@ class Candidate:
         )
 
     def gateway(
-        self, engine: TokenEngine, settings: Mapping[str, Any], access: Mapping[str, Any]
+        self, engine: TokenEngine, *, host: str, port: int, **settings: Any
     ) -> CandidateGateway:
         """Return the server of both sides.
 
         Args:
             engine: the engine with the policies of both sides.
-            settings: key, host and port of the server.
-            access: further settings of `CandidateAccess`.
+            host: address of the interface to listen on.
+            port: port; 0 for any free port.
+            settings: settings of `PublicAccess`.
         """
-        policy = CandidateAccess(
-            self.current, self.routing, self.names, self.state, key=settings["key"], **access
-        )
-        return CandidateGateway(engine, policy, admin=self.admin, **settings)
+        access = CandidateAccess(self.current, self.routing, self.names, self.state, **settings)
+        return CandidateGateway(engine, access, admin=self.admin, host=host, port=port)
 
     def lines(self, url: str) -> list[str]:
         """Return the lines to print at the start.

@@ -14,10 +14,10 @@ from lightspan.protocols.engine import TokenEngine
 from lightspan_gateway import request_body
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import ApiError, bad_request
-from lightspan_gateway.server import Server, guarded
+from lightspan_gateway.server import guarded
 from lightspan_gateway.serving.candidate.access import CandidateAccess
 from lightspan_gateway.serving.candidate.state import CandidateState, Comparison, Decision
-from lightspan_gateway.serving.public_access import ServingGateway, check_open
+from lightspan_gateway.serving.public_access import PublicServer
 from lightspan_gateway.store_server.api_keys import Keys
 
 _T = TypeVar("_T")
@@ -68,14 +68,13 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the comparison, for people."""
 
 
-class CandidateGateway(ServingGateway):
+class CandidateGateway(PublicServer):
     """Serve current and candidate weights.
 
     Args:
         engine: serves the policies of both sides.
         access: chooses the side of each attempt.
         admin: the administrator's key; None permits no decision over HTTP.
-        key: the API key that callers must send; None accepts every program of this machine.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
 
@@ -89,13 +88,10 @@ class CandidateGateway(ServingGateway):
         access: CandidateAccess,
         *,
         admin: Keys | None = None,
-        key: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        check_open(host, key)
-        Server.__init__(self, access, engine, host=host, port=port)
-        self.usage = access.usage
+        super().__init__(engine, access, host=host, port=port)
         self._candidate_access = access
         self._admin = admin
 
