@@ -175,6 +175,17 @@ def test_another_share_begins_a_comparison_and_moves_no_attempt(state: Candidate
     assert {state.assign(key).comparison_id for key in new} == {second.comparison_id}
 
 
+def test_a_chat_of_an_earlier_comparison_stays_on_its_side_uncounted(state: CandidateState) -> None:
+    """It was assigned with another share, so it would bias the later comparison."""
+    first = state.begin(OLD, NEW, 0.2)
+    assignment = state.assign("attempt 1")
+    state.remember([b"c" * 16], assignment)
+    second = state.begin(OLD, NEW, 0.6)
+    assert state.assign("attempt 2", [b"c" * 16]) == Assignment(assignment.digest, "")
+    assert sum(state.begun(first.comparison_id).values()) == 1
+    assert not state.begun(second.comparison_id)
+
+
 def test_what_cannot_be_compared_is_an_error(state: CandidateState, path: Path) -> None:
     with pytest.raises(ConfigError, match="has no comparison"):
         state.latest()
