@@ -186,6 +186,16 @@ def test_a_chat_of_an_earlier_comparison_stays_on_its_side_uncounted(state: Cand
     assert not state.begun(second.comparison_id)
 
 
+def test_an_attempt_whose_weights_are_no_longer_served_is_assigned_anew(
+    state: CandidateState,
+) -> None:
+    state.begin(OLD, NEW, 0.5)
+    assert set(digests_of(state, KEYS).values()) == {OLD.digest, NEW.digest}
+    state.decide(Decision.ROLLED_BACK)
+    state.begin(OLD, NEWER, 0.5)
+    assert set(digests_of(state, KEYS).values()) == {OLD.digest, NEWER.digest}
+
+
 def test_what_cannot_be_compared_is_an_error(state: CandidateState, path: Path) -> None:
     with pytest.raises(ConfigError, match="has no comparison"):
         state.latest()
