@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -31,7 +31,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.spans import SpanKind
 from lightspan.schema.token_records import CallOutcome
-from lightspan.stores.protocol import SEARCH_LIMIT, Store
+from lightspan.stores.protocol import Store
 from lightspan.training.statistics import Interval, clustered_interval
 from lightspan_gateway.serving.candidate.sides import (
     Mark,
@@ -283,76 +283,58 @@ async def read_comparison(
     Raises:
         ConfigError: the server does not answer.
     """
-    matches = [each async for each in _search(store, f".{comparison_id}")]
-    rows = (await store.summaries(mode=Mode.PRODUCTION)).rows
-    rollouts = {row.attempt_id: row.rollout_id for row in rows}
-    rollout_ids = [rollouts[each] for each in matches if each in rollouts]
+    earliest = server.started_at - EARLIER_S
+    rollout_ids = [
+        row.rollout_id
+        for row in (await store.summaries(mode=Mode.PRODUCTION)).rows
+        if row.started_at is None or row.started_at >= earliest
+    ]
     compared: list[ComparedAttempt] = []
-    both: set[str] = set()
+    unnamed: list[RecordedAttempt] = []
+    both_sides = 0
     async for recorded in read_attempts(store, Query(), rollout_ids):
         marks = _marks(recorded)
-        sides = {mark.side for mark in marks if mark.side is not None}
-        if comparison_id not in {mark.comparison_id for mark in marks}:
-            continue
-        if len(sides) > 1 or len({mark.digest for mark in marks}) > 1:
-            both.add(recorded.attempt.attempt_id)
-            continue
-        [side] = sides
-        compared.append(_compared(recorded, side))
-    ids = both | {each.attempt_id for each in compared}
-    others = [
-        row.rollout_id
-        for row in rows
-        if row.attempt_id not in ids and (row.started_at or 0.0) >= server.started_at - EARLIER_S
-    ]
-    compared += await _unnamed(store, others, server)
-    if not compared and not both:
+        if not marks and recorded.attempt.outcome is not None:
+            unnamed.append(recorded)
+            if len(unnamed) == CHUNK_SIZE:
+                compared += await _unnamed(unnamed, server)
+                unnamed.clear()
+        elif comparison_id in {mark.comparison_id for mark in marks}:
+            sides = {mark.side for mark in marks if mark.side is not None}
+            if len(sides) > 1 or len({mark.digest for mark in marks}) > 1:
+                both_sides += 1
+            else:
+                [side] = sides
+                compared.append(_compared(recorded, side))
+    compared += await _unnamed(unnamed, server)
+    if not compared and not both_sides:
         return None
-    return compare(comparison_id, compared, server.digests, len(both))
+    return compare(comparison_id, compared, server.digests, both_sides)
 
 
 async def _unnamed(
-    store: Store, rollout_ids: Sequence[str], server: ServerRecord
+    attempts: Sequence[RecordedAttempt], server: ServerRecord
 ) -> list[ComparedAttempt]:
-    """Return the attempts that have ended, are of the comparison, and name no weights.
+    """Return those attempts, of which no answer names the weights, that the server knows.
 
     Such an attempt failed if it or one of its calls did. Others have calls to other models only.
     """
-    chunk: list[tuple[RecordedAttempt, list[str]]] = []
+    keys = [
+        [
+            key_of_attempt(recorded.attempt.attempt_id),
+            *dict.fromkeys(key_of_trace(span.trace_id) for span in recorded.episode.spans),
+        ]
+        for recorded in attempts
+    ]
+    unique = list(dict.fromkeys(key for each in keys for key in each))
+    digests = await asyncio.to_thread(server.assigned, unique)
+    sides = {digest: side for side, digest in server.digests.items()}
     compared: list[ComparedAttempt] = []
-
-    async def look_up() -> None:
-        keys = list(dict.fromkeys(key for _, each in chunk for key in each))
-        digests = await asyncio.to_thread(server.assigned, keys)
-        for recorded, own in chunk:
-            digest = next((digests[key] for key in own if key in digests), None)
-            side = next((s for s, each in server.digests.items() if each == digest), None)
-            if side is not None:
-                compared.append(_compared(recorded, side, is_unnamed=True))
-        chunk.clear()
-
-    async for recorded in read_attempts(store, Query(), rollout_ids):
-        if recorded.attempt.outcome is None or _marks(recorded):
-            continue
-        traces = dict.fromkeys(span.trace_id for span in recorded.episode.spans)
-        keys = [key_of_attempt(recorded.attempt.attempt_id), *map(key_of_trace, traces)]
-        chunk.append((recorded, keys))
-        if len(chunk) == CHUNK_SIZE:
-            await look_up()
-    await look_up()
+    for recorded, own in zip(attempts, keys, strict=True):
+        digest = next((digests[key] for key in own if key in digests), "")
+        if digest in sides:
+            compared.append(_compared(recorded, sides[digest], is_unnamed=True))
     return compared
-
-
-async def _search(store: Store, text: str) -> AsyncIterator[str]:
-    """Yield the ids of all attempts that contain a text, the newest first."""
-    before = None
-    while True:
-        ids = await store.search(text, before=before)
-        for each in ids:
-            yield each
-        if len(ids) < SEARCH_LIMIT:
-            return
-        before = ids[-1]
 
 
 def _marks(recorded: RecordedAttempt) -> list[Mark]:
