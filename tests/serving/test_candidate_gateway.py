@@ -16,6 +16,8 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
@@ -31,14 +33,14 @@ from lightspan_gateway.serving.candidate.access import (
     counterparts,
 )
 from lightspan_gateway.serving.candidate.candidate import state_note
-from lightspan_gateway.serving.candidate.client import assigned
+from lightspan_gateway.serving.candidate.client import assigned, status_of
 from lightspan_gateway.serving.candidate.gateway import CandidateGateway
 from lightspan_gateway.serving.candidate.sides import Side, side_of
 from lightspan_gateway.serving.candidate.state import CandidateState, Decision, Weights
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.gateway_suite import MESSAGES, shared_tokenizer
 from lightspan_testing.scripted_engine import Say, ScriptedEngine
-from tests.serving.gateways import says_who
+from tests.serving.gateways import says_who, serving as plain_serving
 
 OLD, NEW = Weights("old", "0" * 12), Weights("new", "1" * 12)
 
@@ -63,10 +65,11 @@ TWO = run_of(writer="sql", planner="plan")
 
 @asynccontextmanager
 async def serving(
-    folder: Path, share: float = 0.5, keys: Keys | None = None, script: Any = says_who
+    folder: Path, share: float = 0.5, admin: str | None = None, script: Any = says_who
 ) -> AsyncIterator[CandidateGateway]:
     state = CandidateState(folder / "candidate.db")
     state.begin(OLD, NEW, share)
+    admin_key = None if admin is None else Keys({Role.ADMIN: admin})
     policies = {"sql": 1, "plan": 1, "base": 0, "candidate/sql": 2, "candidate/plan": 2}
     engine = ScriptedEngine(shared_tokenizer(), script, policies=policies)
     access = CandidateAccess(
@@ -75,7 +78,7 @@ async def serving(
         {name: f"candidate/{name}" for name in counterparts(TWO, TWO)},
         state,
     )
-    async with CandidateGateway(engine, access, keys=keys) as gateway:
+    async with CandidateGateway(engine, access, admin=admin_key) as gateway:
         yield gateway
 
 
@@ -168,24 +171,21 @@ async def test_a_failing_state_fails_no_call_and_compares_none(
 
 @pytest.mark.asyncio
 async def test_keys_and_decisions(tmp_path: Path) -> None:
-    admin, reader = "a" * 40, "r" * 40
-    async with serving(tmp_path, keys=Keys({Role.ADMIN: admin, Role.READER: reader})) as gateway:
-        status, body = await request(gateway, "GET", "", reader)
+    admin, caller = "a" * 40, "c" * 40
+    async with serving(tmp_path, admin=admin) as gateway:
+        status, body = await request(gateway, "GET", "", caller)
         assert (status, body["comparison"]["salt"], body["comparison"]["decision"]) == (
             200,
             "",
             None,
         )
         right = {"comparison_id": body["comparison"]["comparison_id"]}
-        assert (await request(gateway, "POST", "/promote", reader, **right))[0] == 403
-        assert (await request(gateway, "POST", "/promote", "wrong", **right))[0] == 403
+        assert (await request(gateway, "POST", "/promote", caller, **right))[0] == 403
         assert (await request(gateway, "POST", "/delete", admin, **right))[0] == 404
         assert (await request(gateway, "POST", "/promote", admin, comparison_id=3))[0] == 400
         assert (await request(gateway, "POST", "/promote", admin, comparison_id="0"))[0] == 409
-        worse = {**right, "is_worse": True}
-        assert (await request(gateway, "POST", "/promote", admin, **worse))[0] == 409
         assert (await ask(gateway, "1"))[1].endswith(right["comparison_id"])
-        status, body = await request(gateway, "POST", "/promote", admin, **worse, anyway=True)
+        status, body = await request(gateway, "POST", "/promote", admin, **right)
         assert (status, body["comparison"]["decision"]) == (200, "promoted")
         assert await ask(gateway, "2") == ("I am candidate/sql", f"sql@{NEW.digest}")
         status, body = await request(gateway, "POST", "/roll-back", admin, **right, reason="slow")
@@ -200,8 +200,8 @@ async def test_keys_and_decisions(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_the_server_names_the_weights_of_attempts(tmp_path: Path) -> None:
     admin = "a" * 40
-    async with serving(tmp_path, keys=Keys({Role.ADMIN: admin})) as gateway:
-        marks = {f"attempt {n}": (await ask(gateway, str(n)))[1] for n in range(8)}
+    async with serving(tmp_path, admin=admin) as gateway:
+        marks = {f"attempt {n}": (await ask(gateway, str(n)))[1] for n in range(24)}
         comparison_id = gateway._candidate_access.comparison.comparison_id
         keys = [*marks, "attempt of nobody"]
         digests = await asyncio.to_thread(assigned, gateway.url, comparison_id, keys, admin)
@@ -209,6 +209,30 @@ async def test_the_server_names_the_weights_of_attempts(tmp_path: Path) -> None:
         assert set(digests.values()) == {OLD.digest, NEW.digest}
         status, _ = await request(gateway, "POST", "/attempts", admin, keys="all")
         assert status == 400
+
+
+@pytest.mark.asyncio
+async def test_a_server_without_a_candidate_is_named() -> None:
+    async with plain_serving() as gateway:
+        with pytest.raises(ConfigError, match=r"is no `lightspan serve --candidate`: it serves no"):
+            await asyncio.to_thread(status_of, gateway.url)
+
+
+@pytest.mark.asyncio
+async def test_a_redirect_does_not_get_the_key() -> None:
+    """Another server, to which the candidate's redirects, could read the key."""
+    requests: list[web.Request] = []
+
+    async def other(request: web.Request) -> web.Response:
+        requests.append(request)
+        return web.Response(status=307, headers={"Location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", other)
+    async with TestServer(app) as server:
+        with pytest.raises(ConfigError, match="refuses: HTTP 307"):
+            await asyncio.to_thread(status_of, str(server.make_url("")), "a" * 40)
+    assert [request.path for request in requests] == ["/lightspan/candidate"]
 
 
 def candidate_fails(request: Any) -> Say:

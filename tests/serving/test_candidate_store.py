@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lightspan
-from lightspan.errors import ConfigError, NotFoundError
+from lightspan.errors import ConfigError
 from lightspan.production.store_writer import attempt_write, write_pending
 from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
@@ -24,6 +24,7 @@ from lightspan_gateway import candidate_command
 from lightspan_gateway.serving.candidate.comparison import (
     ComparisonResult,
     Conclusion,
+    ServerRecord,
     read_comparison,
 )
 from lightspan_gateway.serving.candidate.sides import Mark, Side
@@ -98,10 +99,14 @@ def written(url: str, attempts: Sequence[Any]) -> None:
     asyncio.run(write())
 
 
-def read(url: str, comparison: str | None = None) -> ComparisonResult:
-    async def reading() -> ComparisonResult:
+def read(url: str, comparison: str = COMPARISON) -> ComparisonResult | None:
+    """Return a comparison by what is recorded; the server knows no further attempt."""
+    digests = {Side.CURRENT: OLD, Side.CANDIDATE: NEW}
+    server = ServerRecord(digests=digests, started_at=0.0, assigned=lambda keys: {})
+
+    async def reading() -> ComparisonResult | None:
         async with open_store(url) as store:
-            return await read_comparison(store, comparison)
+            return await read_comparison(store, comparison, server)
 
     return asyncio.run(reading())
 
@@ -128,6 +133,7 @@ def test_every_attempt_is_counted_once_and_on_its_side(store: str) -> None:
         ],
     )
     result = read(store)
+    assert result is not None
     assert result.comparison_id == COMPARISON
     shown = {
         side: (each.digest, each.attempts, each.failed, each.damaged, each.rated)
@@ -135,15 +141,21 @@ def test_every_attempt_is_counted_once_and_on_its_side(store: str) -> None:
     }
     assert shown == {Side.CANDIDATE: (NEW, 2, 1, 0, 0), Side.CURRENT: (OLD, 2, 0, 1, 0)}
     assert result.both_sides == 2
-    assert read(store, "0000beef").sides[Side.CANDIDATE].attempts == 1
-    with pytest.raises(NotFoundError, match="no attempt of comparison 12345678: apps must record"):
-        read(store, "12345678")
+    earlier = read(store, "0000beef")
+    assert earlier is not None
+    assert earlier.sides[Side.CANDIDATE].attempts == 1
+    assert read(store, "12345678") is None
 
 
-def test_a_store_without_a_candidate_is_an_error(store: str) -> None:
+def test_a_store_without_the_comparison_says_how_to_record(
+    store: str, state: CandidateState, tmp_path: Path
+) -> None:
     written(store, [attempt_of("other-model", ["gpt-4o"])])
-    with pytest.raises(NotFoundError, match="no attempt of a candidate: apps must record to it"):
-        read(store)
+    shown = command("status", str(tmp_path), "--store", store)
+    comparison_id = state.latest().comparison_id
+    assert f"no attempt of comparison {comparison_id}: apps must record to it" in shown
+    with pytest.raises(ConfigError, match="the candidate is not compared: give --store URL"):
+        command("promote", str(tmp_path), "--store", store)
 
 
 def test_late_feedback_on_attempts_calls_and_responses_counts(store: str) -> None:
@@ -158,6 +170,7 @@ def test_late_feedback_on_attempts_calls_and_responses_counts(store: str) -> Non
         lightspan.feedback(f"chatcmpl-o{number}-0", 1.0, store=store)
         lightspan.feedback(f"call-o{number}-0", 0.0, store=store)  # the last one counts
     result = read(store)
+    assert result is not None
     assert [result.sides[side].rated for side in Side] == [12, 12]
     assert result.difference is not None
     assert result.difference.mean == 1.0
@@ -178,6 +191,7 @@ def test_users_in_spans_are_clusters(store: str) -> None:
         for key in models:
             lightspan.feedback(f"at-{key}{number}", number % 3 == 0, store=store)
     result = read(store)
+    assert result is not None
     assert result.difference is not None
     assert (result.difference.n, result.difference.clusters) == (18, 6)
 
@@ -185,7 +199,9 @@ def test_users_in_spans_are_clusters(store: str) -> None:
 def test_more_attempts_than_a_page_of_a_search(store: str) -> None:
     models = (mark_of(Side.CANDIDATE), mark_of(Side.CURRENT))
     written(store, [attempt_of(f"{n:04}", [models[n % 2]]) for n in range(130)])
-    assert [each.attempts for each in read(store).sides.values()] == [65, 65]
+    result = read(store)
+    assert result is not None
+    assert [each.attempts for each in result.sides.values()] == [65, 65]
 
 
 @pytest.fixture

@@ -147,6 +147,21 @@ def test_an_endpoint_of_a_run_from_elsewhere_has_to_be_allowed(
     assert "is missing" in capsys.readouterr().err  # the weights: the endpoints are allowed
 
 
+def test_the_endpoints_of_a_candidate_have_to_be_allowed_too(tmp_path: Path) -> None:
+    old = from_elsewhere(tmp_path / "old", "https://one.test/v1")
+    new = from_elsewhere(tmp_path / "new", "https://two.test/v1")
+    one, two, other = (f"https://{name}.test/v1" for name in ("one", "two", "other"))
+    for allowed, message in (
+        ([two], f"{old} sends calls to these endpoints.*add --allow-upstream {one}"),
+        ([one], f"{new} sends calls to these endpoints.*add --allow-upstream {two}"),
+        ([one, two, other], f"{old} or {new} names no such endpoint; it names {one}, {two}"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?s){message}"):
+            serve(old, ServeOptions(candidate=new, allow_upstream=allowed))
+    with pytest.raises(ConfigError, match="is missing"):  # the weights
+        serve(old, ServeOptions(candidate=new, allow_upstream=[one, two]))
+
+
 @pytest.mark.parametrize(
     ("url", "allowed"),
     [

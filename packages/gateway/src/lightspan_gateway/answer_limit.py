@@ -9,9 +9,9 @@ MAX_DEFAULT: Final = 8_192
 MIN_DEFAULT: Final = 1_024
 """Smallest default, in tokens."""
 CONTEXT_SHARE: Final = 4
-"""An answer gets one of so many parts of the context: the rest is for the turns around it."""
+"""Divisor of the context: a default is at most this fraction, so that other turns have room."""
 CACHE_SHARE: Final = 8
-"""An answer gets one of so many parts of the key-value cache: other rollouts need the rest."""
+"""Divisor of the key-value cache: a default is at most this fraction, because rollouts share it."""
 
 
 def default_max_tokens(context: int, cache: int | None) -> int:

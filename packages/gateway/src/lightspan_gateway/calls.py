@@ -8,10 +8,11 @@ cancelled and its tokens are recorded as cancelled; a later retry continues from
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightspan.errors import EngineError, LightspanError
 from lightspan.schema import semconv as c
@@ -22,6 +23,8 @@ from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.forks import Replay
 
+TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+"""The header `traceparent`: the trace id, and the id of the parent span."""
 _Part = TypeVar("_Part")
 
 

@@ -29,16 +29,11 @@ def add(commands: Any) -> None:
     parser.add_argument("action", choices=["status", "promote", "roll-back"])
     parser.add_argument(
         "target",
-        nargs="?",
         metavar="SERVER|RUN",
-        help="URL of the server, the folder that it serves, or its --candidate-state; `status` "
-        "needs none",
+        help="URL of the server, the folder that it serves, or its --candidate-state",
     )
     parser.add_argument(
         "--store", metavar="URL", help="store to which the apps record (LIGHTSPAN_STORE)"
-    )
-    parser.add_argument(
-        "--comparison", metavar="ID", help="with `status`: the comparison (the latest)"
     )
     parser.add_argument(
         "--anyway", action="store_true", help="promote a candidate that is worse or not compared"
@@ -53,42 +48,17 @@ def add(commands: Any) -> None:
 def _run(options: argparse.Namespace) -> str:
     from lightspan_gateway.serving.candidate import client
 
-    store = options.store or os.environ.get(STORE_VARIABLE)
-    _check_options(options, store)
-    key = _key(options.key_env)
-    status = client.status_of(options.target, key) if options.target is not None else None
-    comparison_id = options.comparison
-    if comparison_id is None and status is not None:
-        comparison_id = status.comparison.comparison_id
+    store, key = options.store or os.environ.get(STORE_VARIABLE), _key(options.key_env)
+    status = client.status_of(options.target, key)
     result = None
     if store:
-        server = None
-        if status is not None and status.comparison.comparison_id == comparison_id:
-            server = _server(options.target, status.comparison, key)
-        result = _result(store, comparison_id, server, is_optional=status is not None)
+        server = _server(options.target, status.comparison, key)
+        result = _result(store, status.comparison.comparison_id, server)
     if options.action != "status":
-        assert status is not None
         status = _decide(options, status.comparison.comparison_id, result, key)
     if options.json:
         return msgspec.json.encode({"server": status, "result": result}).decode()
     return "\n".join(_lines(options.action, store, status, result))
-
-
-def _check_options(options: argparse.Namespace, store: str | None) -> None:
-    """Raise `ConfigError` for options that do not suit the action."""
-    is_decision = options.action != "status"
-    if is_decision and options.target is None:
-        raise ConfigError(
-            f"{options.action} needs the server's URL or the folder that it serves, such as "
-            f"`lightspan candidate {options.action} runs/sql`"
-        )
-    if is_decision and options.comparison is not None:
-        raise ConfigError(
-            f"--comparison {options.comparison} applies to status: the latest comparison is "
-            "decided; leave it out"
-        )
-    if options.target is None and not store:
-        raise ConfigError(f"status needs the server, its folder, or --store (${STORE_VARIABLE})")
 
 
 def _decide(options: argparse.Namespace, comparison_id: str, result: Any, key: str) -> Any:
@@ -106,8 +76,6 @@ def _decide(options: argparse.Namespace, comparison_id: str, result: Any, key: s
     _check(options, result)
     decision = DecisionRequest(
         comparison_id=comparison_id,
-        is_worse=result is not None and result.is_worse,
-        anyway=options.anyway,
         reason="not compared" if result is None else result.sentence,
     )
     return client.decide(options.target, options.action, decision, key)
@@ -119,21 +87,23 @@ def _lines(action: str, store: str | None, status: Any, result: Any) -> list[str
     Args:
         action: `status`, `promote` or `roll-back`.
         store: URL of the store; None or empty for none.
-        status: the status; None without a server or folder.
+        status: the status.
         result: the comparison in the store; None if it is not compared.
     """
     from lightspan_gateway.serving.candidate.comparison import missing_lines, report_lines
 
-    lines = [] if status is None else _status_lines(status)
+    lines = _status_lines(status)
     if result is not None:
-        lines += report_lines(result)
-        if status is not None and status.comparison.comparison_id == result.comparison_id:
-            lines += missing_lines(result, _begun(status))
-        return lines
+        return [*lines, *report_lines(result), *missing_lines(result, _begun(status))]
     if action == "roll-back":
         return lines
     if store:
-        return [*lines, "no attempt of this comparison is in the store"]
+        return [
+            *lines,
+            f"the store has no attempt of comparison {status.comparison.comparison_id}: apps must "
+            "record to it (lightspan.record, or OpenTelemetry) while `lightspan serve --candidate` "
+            "answers them",
+        ]
     return [*lines, f"rewards are compared with --store URL (${STORE_VARIABLE})"]
 
 
@@ -159,21 +129,15 @@ def _server(target: str, comparison: Any, key: str) -> Any:
     )
 
 
-def _result(store: str, comparison_id: str | None, server: Any, *, is_optional: bool) -> Any:
-    """Return the comparison in a store; None if it has no attempt of it and `is_optional`."""
-    from lightspan.errors import NotFoundError
+def _result(store: str, comparison_id: str, server: Any) -> Any:
+    """Return the comparison in a store; None if the store has no attempt of it."""
     from lightspan.stores import open_existing
     from lightspan.stores.aio import run_sync
     from lightspan_gateway.serving.candidate.comparison import read_comparison
 
     async def read() -> Any:
         async with open_existing(store) as opened:
-            try:
-                return await read_comparison(opened, comparison_id, server)
-            except NotFoundError:
-                if is_optional:
-                    return None
-                raise
+            return await read_comparison(opened, comparison_id, server)
 
     return run_sync(read())
 

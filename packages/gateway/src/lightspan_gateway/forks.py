@@ -459,17 +459,17 @@ def describe_difference(recorded: Mapping[str, Any], body: Mapping[str, Any]) ->
         recorded: the attributes of the recorded call's span.
         body: the body of the other request.
     """
-    asked = request_attributes(body)
+    request = request_attributes(body)
     before = load(str(recorded.get(c.INPUT_MESSAGES, "[]")))
-    after = load(str(asked.get(c.INPUT_MESSAGES, "[]")))
-    if c.CALL_CONTEXT in asked:  # the request continues a response, and has the new messages only
+    after = load(str(request.get(c.INPUT_MESSAGES, "[]")))
+    if c.CALL_CONTEXT in request:  # it continues a response, and has the new messages only
         before = before[max(0, len(before) - len(after)) :]
     for number, (one, two) in enumerate(zip(before, after, strict=False)):
         if one != two:
             return f"messages[{number}] {_describe_message(one, two)}"
     if len(before) != len(after):
         return f"{len(after)} messages where there were {len(before)}"
-    for key, value in asked.items():
+    for key, value in request.items():
         if key not in (c.INPUT_MESSAGES, c.CALL_CONTEXT) and recorded.get(key) != value:
             return f"{key} {_describe_texts(str(recorded.get(key)), str(value))}"
     return "a field that is not recorded differs, such as `user`, `metadata` or `stop`"

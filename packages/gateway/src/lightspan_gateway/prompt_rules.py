@@ -1,4 +1,4 @@
-"""Agents that are known by their system prompts, such as the one that writes titles."""
+"""Identify agents by their system prompts, such as one that writes titles."""
 
 from __future__ import annotations
 

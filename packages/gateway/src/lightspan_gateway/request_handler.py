@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -23,7 +22,13 @@ from lightspan.schema.token_records import CallOutcome, Sampling
 from lightspan_gateway import request_body
 from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
-from lightspan_gateway.calls import CallerSession, CallInfo, RecordedCall, ServedCall
+from lightspan_gateway.calls import (
+    TRACEPARENT,
+    CallerSession,
+    CallInfo,
+    RecordedCall,
+    ServedCall,
+)
 from lightspan_gateway.dialects import Parse
 from lightspan_gateway.dialects.anthropic import parse_message
 from lightspan_gateway.dialects.base import Conversation, ModelRequest, cannot_honour
@@ -41,7 +46,6 @@ TINY_CONTEXT: Final = 512
 """Context of `lightspan_testing.tiny_model` by default; models of apps have longer ones."""
 _TINY_ADVICE: Final = ", or build the tiny model with tiny_model(…, context=4096)"
 _RETRIES: Final = "x-stainless-retry-count"
-_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 MAX_NAME_LENGTH: Final = 1_000
 """Maximum characters of a model's name, which is matched with the patterns of agents."""
 _ANSWERED: Final = (CallOutcome.OK, CallOutcome.UNDELIVERED)
@@ -306,7 +310,7 @@ class RequestHandler:
             # an SDK's own retry, without lightspan's header
             call_id = session.undelivered(body.digest)
         call_id = call_id or new_id("call")
-        traceparent = _TRACEPARENT.fullmatch(request.headers.get(c.HEADER_PARENT, ""))
+        traceparent = TRACEPARENT.fullmatch(request.headers.get(c.HEADER_PARENT, ""))
         trace_id, parent_id = traceparent.groups() if traceparent else (new_trace_id(), c.NO_PARENT)
         is_relayed = c.HEADER_RELAYED in request.headers
         return CallInfo(

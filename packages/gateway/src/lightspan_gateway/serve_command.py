@@ -15,7 +15,6 @@ _RUN_OPTIONS: Final = (
     *("upstream", "upstream_key_env", "allow_upstream"),
     *("candidate", "share", "candidate_state"),
 )
-_CANDIDATE_OPTIONS: Final = ("share", "candidate_state", "admin_key_env", "reader_key_env")
 _STORE_OPTIONS: Final = (*(f"{role}_key_env" for role in Role), "without_key")
 _ROLE_HELP: Final = {
     Role.ADMIN: "administrators, which may do everything",
@@ -84,8 +83,7 @@ def add(commands: Any) -> None:
     group = parser.add_argument_group(
         "a candidate",
         "A second run or model answers a share of attempts, until `lightspan candidate promote` or "
-        "`roll-back`. --admin-key-env names the key that may decide over HTTP, --reader-key-env "
-        "that which may look.",
+        "`roll-back`. --admin-key-env names the key that may decide over HTTP.",
     )
     group.add_argument(
         "--candidate", type=Path, metavar="RUN|MODEL", help="the folder of the newer run or model"
@@ -127,9 +125,8 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             "name what to serve, the folder of a run or a model, or --store URL: here "
             f"{'both are' if is_store else 'neither is'} given"
         )
-    has_candidate = options.candidate is not None
     for name in _RUN_OPTIONS if is_store else _STORE_OPTIONS:
-        if has_candidate and name in _CANDIDATE_OPTIONS:
+        if name == "admin_key_env" and options.candidate is not None:
             continue
         if getattr(options, name) != parser.get_default(name):
             kind = "a run or a model" if is_store else "a store (--store)"
@@ -168,6 +165,6 @@ def _serve_run(options: argparse.Namespace) -> None:
                 raise ConfigError(f"--{name.replace('_', '-')} applies to --candidate only")
     elif options.share is not None and not 0 < options.share < 1:
         raise ConfigError(f"--share {options.share:g} must be above 0 and below 1, such as 0.1")
-    names = ("host", "port", *_RUN_OPTIONS, "admin_key_env", "reader_key_env")
+    names = ("host", "port", *_RUN_OPTIONS, "admin_key_env")
     settings = {name: getattr(options, name) for name in names}
     serve(options.run_folder, ServeOptions(**settings))

@@ -117,7 +117,7 @@ class TrainingAccess(AccessPolicy):
     def _wrong_key(self, request: web.Request, token: str) -> ApiError:
         """Count a request whose key is missing or unknown, and return its error.
 
-        Its attempt is not known, so that it is in no record.
+        No attempt's record shows the request, because its key names no attempt.
         """
         self._wrong_keys += 1
         if not self._first_wrong:
@@ -129,7 +129,7 @@ class TrainingAccess(AccessPolicy):
         return call_token_error(token)
 
     def wrong_keys(self) -> str:
-        """Return how many requests had a wrong key, and what to do; "" if none had."""
+        """Return a warning with the number of requests with a wrong key; "" if there were none."""
         if not self._wrong_keys:
             return ""
         return (
@@ -294,7 +294,8 @@ class Gateway(Server):
     """
 
     is_refused: ClassVar[Callable[[str, Any], bool]] = staticmethod(is_refused)
-    """Function of a field that training sets aside, and its value: do evaluations refuse it?"""
+    """Return whether evaluations refuse an unsupported field, from its name and value. Training
+    sets it aside."""
 
     def __init__(
         self,
@@ -314,5 +315,5 @@ class Gateway(Server):
 
     @property
     def wrong_keys(self) -> str:
-        """How many requests had a wrong key, and what to do; "" if none had."""
+        """Warning with the number of requests with a wrong key; "" if there were none."""
         return self._training_access.wrong_keys()

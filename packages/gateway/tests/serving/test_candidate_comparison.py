@@ -73,6 +73,31 @@ def test_thumbs_have_exact_intervals() -> None:
     assert result.difference.high == pytest.approx(high, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("good", "failed", "conclusion"),
+    [
+        ((12, 4), (0, 0), Conclusion.BETTER),
+        ((10, 7), (0, 0), Conclusion.OPEN),
+        ((7, 10), (0, 0), Conclusion.OPEN),
+        ((4, 12), (0, 0), Conclusion.WORSE),
+        ((8, 8), (3, 1), Conclusion.OPEN),
+        ((8, 8), (12, 1), Conclusion.WORSE),
+    ],
+)
+def test_a_difference_within_the_interval_decides_nothing(
+    good: tuple[int, int], failed: tuple[int, int], conclusion: Conclusion
+) -> None:
+    """Numbers of 16 attempts of the candidate, and of 16 of the current weights."""
+    attempts = [
+        attempt
+        for side, ones, failures in zip((Side.CANDIDATE, Side.CURRENT), good, failed, strict=True)
+        for attempt in attempts_of(side, [1.0] * ones + [0.0] * (16 - ones), failed=failures)
+    ]
+    result = compare("12345678", attempts, DIGESTS)
+    assert result.conclusion is conclusion
+    assert result.is_worse == (conclusion is Conclusion.WORSE)
+
+
 def test_attempts_of_one_user_count_as_a_cluster() -> None:
     rewards = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     users = [user for user in "abcd" for _ in range(3)]

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from lightspan.errors import ConfigError
+from lightspan_gateway.serving.candidate.client import decide
+from lightspan_gateway.serving.candidate.gateway import DecisionRequest
 from lightspan_gateway.serving.candidate.sides import side_of
 from lightspan_gateway.serving.candidate.state import (
-    KEPT_S,
+    RETENTION_S,
     Assignment,
     CandidateState,
     Comparison,
@@ -95,6 +97,20 @@ def test_an_equal_decision_changes_nothing_and_the_opposite_one_does(state: Cand
     assert state.decide(Decision.ROLLED_BACK).answering == OLD
 
 
+def test_a_decision_about_an_earlier_comparison_is_refused(
+    state: CandidateState,
+) -> None:
+    """A result that was looked at before another comparison began says nothing about that."""
+    earlier = state.begin(OLD, NEW, 0.5)
+    latest = state.begin(OLD, NEW, 0.7)
+    request = DecisionRequest(comparison_id=earlier.comparison_id)
+    with pytest.raises(ConfigError, match=f"is not the latest, which is '{latest.comparison_id}'"):
+        decide(str(state.path), "promote", request)
+    assert state.latest() == latest
+    request = DecisionRequest(comparison_id=latest.comparison_id, reason="better")
+    assert decide(str(state.path), "promote", request).comparison.decision is Decision.PROMOTED
+
+
 def test_calls_without_an_id(state: CandidateState) -> None:
     comparison = state.begin(OLD, NEW, 0.5)
     alone = {state.assign(None).digest for _ in range(40)}
@@ -139,7 +155,7 @@ def test_old_attempts_are_forgotten(
 ) -> None:
     state.begin(OLD, NEW, 0.5)
     digests_of(state, KEYS)
-    later = time.time() + KEPT_S + 1
+    later = time.time() + RETENTION_S + 1
     monkeypatch.setattr(time, "time", lambda: later)
     CandidateState(path).close()
     [[count]] = sqlite3.connect(path).execute("SELECT count(*) FROM assignments").fetchall()
@@ -157,6 +173,27 @@ def test_another_share_begins_a_comparison_and_moves_no_attempt(state: Candidate
     new = [f"new {n}" for n in range(40)]
     assert digests_of(state, new) == expected(second, new)
     assert {state.assign(key).comparison_id for key in new} == {second.comparison_id}
+
+
+def test_a_chat_of_an_earlier_comparison_stays_on_its_side_uncounted(state: CandidateState) -> None:
+    """It was assigned with another share, so it would bias the later comparison."""
+    first = state.begin(OLD, NEW, 0.2)
+    assignment = state.assign("attempt 1")
+    state.remember([b"c" * 16], assignment)
+    second = state.begin(OLD, NEW, 0.6)
+    assert state.assign("attempt 2", [b"c" * 16]) == Assignment(assignment.digest, "")
+    assert sum(state.begun(first.comparison_id).values()) == 1
+    assert not state.begun(second.comparison_id)
+
+
+def test_an_attempt_whose_weights_are_no_longer_served_is_assigned_anew(
+    state: CandidateState,
+) -> None:
+    state.begin(OLD, NEW, 0.5)
+    assert set(digests_of(state, KEYS).values()) == {OLD.digest, NEW.digest}
+    state.decide(Decision.ROLLED_BACK)
+    state.begin(OLD, NEWER, 0.5)
+    assert set(digests_of(state, KEYS).values()) == {OLD.digest, NEWER.digest}
 
 
 def test_what_cannot_be_compared_is_an_error(state: CandidateState, path: Path) -> None:

@@ -53,10 +53,10 @@ class SystemPrompt(msgspec.Struct, frozen=True):
 
 
 def system(pattern: str) -> SystemPrompt:
-    """Return a pattern by which an agent is known that its requests do not name.
+    """Return a pattern of system prompts, for an agent that its requests do not name.
 
-    `Command(…, agents={"title": system("Generate a title*")})` gives the calls whose system prompt,
-    or one part of it, begins so to the agent `title`.
+    With `Command(…, agents={"title": system("Generate a title*")})`, calls belong to the agent
+    `title` if their system prompt, or one part of it, begins with "Generate a title".
 
     Args:
         pattern: the whole text, in which `*` matches any text.

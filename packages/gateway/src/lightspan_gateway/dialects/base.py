@@ -44,20 +44,6 @@ IGNORED: Final = frozenset(
     }
 )
 """Fields that are accepted and ignored, because they do not affect the answer."""
-STEERING: Final = frozenset(
-    {
-        *("reasoning_effort", "verbosity"),
-        *("reasoning.effort", "reasoning.mode", "reasoning.context"),
-        *("reasoning.summary", "reasoning.generate_summary", "text.verbosity"),
-        *("thinking", "output_config.effort"),
-    }
-)
-"""Fields of all dialects that only the newest models of one provider support.
-
-Frameworks send these fields if the app was written for a model of that provider. Open models do not
-support them, and they do not affect sampling. So they are ignored in every mode and recorded as
-overrides (see `is_refused`).
-"""
 ANSWER_FIELDS: Final = frozenset(
     {
         *("logit_bias", "stop_token_ids", "stop_sequences", "logits_processors", "samplers"),
@@ -437,11 +423,11 @@ def is_refused(key: str, value: Any) -> bool:
     """Return whether an unsupported field is refused where the request sets the sampling.
 
     That is in evaluations and in `lightspan serve`. A field that says nothing of the sampling, the
-    prompt or the answer is ignored there too. Programs send new fields of that kind with each
-    version, as objects and texts. An unknown number or true/false may be a sampling parameter, so
-    it is refused.
+    prompt or the answer is ignored there too, such as `reasoning_effort`, which only one provider's
+    models support. Programs send new fields of that kind with each version, as objects and texts.
+    An unknown number or true/false may be a sampling parameter, so it is refused.
     """
-    return key not in STEERING and (key in ANSWER_FIELDS or isinstance(value, int | float))
+    return key in ANSWER_FIELDS or isinstance(value, int | float)
 
 
 def _requested_sampling(body: Mapping[str, Any], rules: FieldRules) -> Sampling:

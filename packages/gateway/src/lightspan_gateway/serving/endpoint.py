@@ -68,8 +68,6 @@ class ServeOptions:
     admin_key_env: str | None = None
     """Environment variable with the key that may promote the candidate or roll it back; None if
     this is possible in the file only."""
-    reader_key_env: str | None = None
-    """Environment variable with the key that may see the candidate's status only."""
 
     def key(self) -> str | None:
         """Return the key that callers must send; None if `api_key_env` is None.
@@ -90,15 +88,14 @@ class ServeOptions:
         public_access.check_open(self.host, key)
         return key
 
-    def decision_keys(self) -> Keys | None:
-        """Return the keys for the candidate's status and decisions; None if there are none.
+    def admin_key(self) -> Keys | None:
+        """Return the key that may decide about the candidate; None if `admin_key_env` is None.
 
         Raises:
-            ConfigError: a variable is not set, or its value is no key.
+            ConfigError: the variable is not set, or its value is no key.
         """
-        names = {Role.ADMIN: self.admin_key_env, Role.READER: self.reader_key_env}
-        variables = {role: name for role, name in names.items() if name is not None}
-        return take_keys(variables) if variables else None
+        name = self.admin_key_env
+        return None if name is None else take_keys({Role.ADMIN: name})
 
     def upstream_endpoint(self) -> LLM | None:
         """Return the endpoint of `upstream`; None if `upstream` is None.
@@ -134,41 +131,35 @@ def load_served(folder: str | Path) -> tuple[ServedRun, Path]:
     return read_served(run.read_result(), run.path), run.path
 
 
-def check_upstreams(served: ServedRun, run: Path, allowed: Sequence[str]) -> None:
-    """Check that the user allows every endpoint in the run's files.
+def check_upstreams(runs: Sequence[tuple[ServedRun, Path]], allowed: Sequence[str]) -> None:
+    """Check that the user allows every endpoint in the files of runs.
 
     Calls and the user's API keys are sent to these endpoints.
 
     Args:
-        served: description of the run.
-        run: the run's folder.
+        runs: description and folder of each run.
         allowed: URLs that the user allows.
 
     Raises:
-        ConfigError: an endpoint of the run is not allowed, or an allowed URL is not in the run.
+        ConfigError: an endpoint of a run is not allowed, or an allowed URL is in no run.
     """
-    upstreams = upstreams_of(served)
-    urls = {quoted(upstream.url) for upstream in upstreams}
+    upstreams = {path: upstreams_of(served) for served, path in runs}
+    urls = {quoted(upstream.url) for each in upstreams.values() for upstream in each}
     if unknown := sorted(set(allowed) - urls):
         raise ConfigError(
-            f"--allow-upstream {unknown[0]}: the run in {run} names no such endpoint; it names "
-            f"{', '.join(sorted(urls)) or 'none'}"
+            f"--allow-upstream {unknown[0]}: the run in {' or '.join(map(str, upstreams))} names "
+            f"no such endpoint; it names {', '.join(sorted(urls)) or 'none'}"
         )
-    refused = [upstream for upstream in upstreams if quoted(upstream.url) not in allowed]
-    if refused:
-        flags = dict.fromkeys(f"--allow-upstream {quote(quoted(u.url))}" for u in refused)
-        raise ConfigError(
-            f"the run in {run} sends calls to these endpoints, with keys of your environment:\n"
-            + "".join(f"  {upstream}\n" for upstream in refused)
-            + f"if you trust each of them, add {' '.join(flags)}"
-        )
-
-
-def _check_both_upstreams(sides: Sequence[tuple[ServedRun, Path]], allowed: Sequence[str]) -> None:
-    """Check that the user allows every endpoint of two runs (`check_upstreams`)."""
-    urls = [{quoted(each.url) for each in upstreams_of(served)} for served, _ in sides]
-    for (served, path), own in zip(sides, urls, strict=True):
-        check_upstreams(served, path, [u for u in allowed if u in own or u not in set.union(*urls)])
+    for path, each in upstreams.items():
+        refused = [upstream for upstream in each if quoted(upstream.url) not in allowed]
+        if refused:
+            flags = dict.fromkeys(f"--allow-upstream {quote(quoted(u.url))}" for u in refused)
+            raise ConfigError(
+                f"the run in {path} sends calls to these endpoints, with keys of your "
+                "environment:\n"
+                + "".join(f"  {upstream}\n" for upstream in refused)
+                + f"if you trust each of them, add {' '.join(flags)}"
+            )
 
 
 def serve(
@@ -176,7 +167,7 @@ def serve(
     options: ServeOptions | None = None,
     *,
     reporter: Reporter | None = None,
-    ready: Callable[[public_access.ServingGateway], None] | None = None,
+    ready: Callable[[public_access.PublicServer], None] | None = None,
 ) -> None:
     """Serve a run, or a model, until SIGINT or SIGTERM.
 
@@ -199,13 +190,13 @@ def serve(
     served, path = load_served(folder)
     candidate = None
     if options.candidate is None:
-        check_upstreams(served, path, options.allow_upstream)
+        check_upstreams([(served, path)], options.allow_upstream)
         models = _Models.of(served, path)
         if note := state_note(path):
             lines.line(note)
     else:
         newer, newer_path = load_served(options.candidate)
-        _check_both_upstreams(((served, path), (newer, newer_path)), options.allow_upstream)
+        check_upstreams([(served, path), (newer, newer_path)], options.allow_upstream)
         models, base = _Models.of(served, path).with_candidate(_Models.of(newer, newer_path))
         candidate = Candidate.open(
             (served, path),
@@ -213,7 +204,7 @@ def serve(
             base,
             share=0.1 if options.share is None else options.share,
             state=options.candidate_state,
-            keys=options.decision_keys(),
+            admin=options.admin_key(),
         )
     check_port(options.host, options.port)
     engine = models.load(options, lines)
@@ -222,12 +213,17 @@ def serve(
         await engine.start()
         try:
             await models.merge(engine, lines)
-            settings: dict[str, Any] = {"key": key, "host": options.host, "port": options.port}
-            access: dict[str, Any] = {"max_tokens": options.max_tokens, "upstream": upstream}
+            settings: dict[str, Any] = {
+                "host": options.host,
+                "port": options.port,
+                "key": key,
+                "max_tokens": options.max_tokens,
+                "upstream": upstream,
+            }
             gateway = (
-                public_access.ServingGateway(engine, served.routing, **settings, **access)
+                public_access.ServingGateway(engine, served.routing, **settings)
                 if candidate is None
-                else candidate.gateway(engine, settings, access)
+                else candidate.gateway(engine, **settings)
             )
             async with gateway:
                 with stop_signals() as stopping:  # before the line that mentions Ctrl-C

@@ -115,7 +115,8 @@ class PublicAccess(AccessPolicy):
         self.max_tokens = max_tokens
         self._session = shared_session(routing)
         self._routing = routing
-        self._key = key
+        self.key: Final = key
+        """The key that callers must send; None if they need none."""
         self._upstream = upstream
 
     # --- authentication -------------------------------------------------------------------
@@ -125,9 +126,9 @@ class PublicAccess(AccessPolicy):
         Raises:
             ApiError: 401 for a wrong key; without a key, 403 for a web page from another host.
         """
-        if self._key is None:
+        if self.key is None:
             check_local(request, "start it with --api-key-env NAME")
-        elif not hmac.compare_digest(token_of(request).encode(), self._key.encode()):
+        elif not hmac.compare_digest(token_of(request).encode(), self.key.encode()):
             raise ApiError(401, "the API key is wrong or missing", code="invalid_api_key")
         return self._session
 
@@ -218,7 +219,28 @@ def shared_session(routing: Routing) -> CallerSession:
     return CallerSession(claim, routing, shared=True, max_calls=MAX_CALLS)
 
 
-class ServingGateway(Server):
+class PublicServer(Server):
+    """Serve the calls that a public access policy allows.
+
+    Args:
+        engine: serves the policies.
+        access: the access policy.
+        host: address of the interface to listen on.
+        port: port; 0 for any free port.
+
+    Raises:
+        ConfigError: other machines could reach the server and there is no key.
+    """
+
+    def __init__(
+        self, engine: TokenEngine, access: PublicAccess, *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        check_open(host, access.key)
+        super().__init__(access, engine, host=host, port=port)
+        self.usage = access.usage
+
+
+class ServingGateway(PublicServer):
     """Serve the policies of a run; calls are counted but not recorded.
 
     Args:
@@ -247,10 +269,8 @@ class ServingGateway(Server):
         max_tokens: int | None = None,
         upstream: LLM | None = None,
     ) -> None:
-        check_open(host, key)
         access = PublicAccess(routing, key=key, max_tokens=max_tokens, upstream=upstream)
-        super().__init__(access, engine, host=host, port=port)
-        self.usage = access.usage
+        super().__init__(engine, access, host=host, port=port)
 
 
 def is_name(rule: Rule) -> bool:

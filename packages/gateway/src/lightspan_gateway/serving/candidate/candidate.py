@@ -41,8 +41,8 @@ class Candidate:
     """Policy that apps may name → the engine's name of the candidate's policy."""
     state: CandidateState
     comparison: Comparison
-    keys: Keys | None
-    """Keys for status and decisions; None if there are none."""
+    admin: Keys | None
+    """The administrator's key; None permits no decision over HTTP."""
 
     @classmethod
     def open(
@@ -53,7 +53,7 @@ class Candidate:
         *,
         share: float,
         state: Path | None,
-        keys: Keys | None,
+        admin: Keys | None,
     ) -> Candidate:
         """Begin or continue the comparison of a candidate.
 
@@ -63,7 +63,7 @@ class Candidate:
             base: the engine's name of the candidate's starting weights.
             share: share of attempts that the candidate answers.
             state: file of the state; None for the default in the current folder.
-            keys: keys for status and decisions; None if there are none.
+            admin: the administrator's key; None permits no decision over HTTP.
 
         Raises:
             ConfigError: the candidate cannot replace the current weights, or the state cannot be
@@ -90,23 +90,22 @@ class Candidate:
             names={name: PREFIX + other for name, other in names.items()},
             state=opened,
             comparison=comparison,
-            keys=keys,
+            admin=admin,
         )
 
     def gateway(
-        self, engine: TokenEngine, settings: Mapping[str, Any], access: Mapping[str, Any]
+        self, engine: TokenEngine, *, host: str, port: int, **settings: Any
     ) -> CandidateGateway:
         """Return the server of both sides.
 
         Args:
             engine: the engine with the policies of both sides.
-            settings: key, host and port of the server.
-            access: further settings of `CandidateAccess`.
+            host: address of the interface to listen on.
+            port: port; 0 for any free port.
+            settings: settings of `PublicAccess`.
         """
-        policy = CandidateAccess(
-            self.current, self.routing, self.names, self.state, key=settings["key"], **access
-        )
-        return CandidateGateway(engine, policy, keys=self.keys, **settings)
+        access = CandidateAccess(self.current, self.routing, self.names, self.state, **settings)
+        return CandidateGateway(engine, access, admin=self.admin, host=host, port=port)
 
     def lines(self, url: str) -> list[str]:
         """Return the lines to print at the start.
@@ -122,7 +121,8 @@ class Candidate:
             answers = "was promoted: it answers all new attempts"
         else:
             answers = "was rolled back: it answers no new attempt"
-        decide = url if self.keys is not None else path.parent if _is_default(path) else path
+        folder_or_file = path.parent if path.name == STATE_FILE else path
+        target = url if self.admin is not None else folder_or_file
         return [
             f"the candidate {comparison.candidate.folder} {answers} "
             f"(comparison {comparison.comparison_id}, kept in {path})",
@@ -134,12 +134,8 @@ class Candidate:
             "the app, or the header x-lightspan-attempt, or the trace id of traceparent",
             "  without these, a call that continues an answered conversation has the side of that, "
             "other calls have the side of their field user, and without that each call its own",
-            f"  lightspan candidate status {decide} --store URL   (then promote, or roll-back)",
+            f"  lightspan candidate status {target} --store URL   (then promote, or roll-back)",
         ]
-
-
-def _is_default(path: Path) -> bool:
-    return path.name == STATE_FILE
 
 
 def state_note(folder: Path) -> str:

@@ -6,12 +6,13 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib import error as http_errors, request
+from typing import Final, TypeVar
 
+import aiohttp
 import msgspec
 
 from lightspan.errors import ConfigError
+from lightspan.stores.aio import run_sync
 from lightspan_gateway.serving.candidate.gateway import (
     ACTIONS,
     ATTEMPTS,
@@ -62,8 +63,8 @@ def assigned(target: str, comparison_id: str, keys: Sequence[str], key: str = ""
     if not is_url(target):
         with _state(target) as state:
             return state.assigned(comparison_id, keys)
-    wanted = AttemptsRequest(comparison_id=comparison_id, keys=[*keys])
-    return _fetch(target, key, dict[str, str], ATTEMPTS, wanted)
+    attempts = AttemptsRequest(comparison_id=comparison_id, keys=[*keys])
+    return _fetch(target, key, dict[str, str], ATTEMPTS, attempts)
 
 
 def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -> Status:
@@ -72,19 +73,16 @@ def decide(target: str, action: str, decision: DecisionRequest, key: str = "") -
     Args:
         target: URL of the server, folder that it serves, or file of the state.
         action: `promote` or `roll-back`.
-        decision: the comparison, and what is known about it.
+        decision: the comparison, and its result for people.
         key: the administrator's key of the server; empty for none.
 
     Raises:
-        ConfigError: the candidate is worse and `decision.anyway` is False, there is no comparison,
-            or the server refuses or does not answer.
+        ConfigError: the comparison is not the latest, or the server refuses or does not answer.
     """
     if is_url(target):
         return _fetch(target, key, Status, f"/{action}", decision)
-    if refusal := decision.refusal(ACTIONS[action]):
-        raise ConfigError(refusal)
     with _state(target) as state:
-        state.decide(ACTIONS[action], decision.reason)
+        state.decide(ACTIONS[action], decision.reason, decision.comparison_id)
         return Status.of(state)
 
 
@@ -103,32 +101,36 @@ def _state(target: str) -> Iterator[CandidateState]:
 def _fetch(
     origin: str, key: str, answer: type[_T], path: str = "", body: msgspec.Struct | None = None
 ) -> _T:
-    class NoRedirect(request.HTTPRedirectHandler):
-        """A handler that refuses redirects, which could leak the key to another server."""
-
-        def redirect_request(self, *args: Any) -> None:
-            return None
-
-    url = origin.rstrip("/").removesuffix("/v1") + CANDIDATE_PATH
-    call = request.Request(
-        url + path,
-        data=None if body is None else msgspec.json.encode(body),
-        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
-    )
-    opener = request.build_opener(request.ProxyHandler({}), NoRedirect())
+    url = origin.rstrip("/").removesuffix("/v1") + CANDIDATE_PATH + path
     try:
-        with opener.open(call, timeout=_TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=answer)
-    except http_errors.HTTPError as error:
-        with error:
-            raise ConfigError(f"{origin} refuses: {_message(error)}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"{origin} is no `lightspan serve --candidate`: {reason}") from None
+        status, content = run_sync(_request(url, key, body))
+        if status == 200:
+            return msgspec.json.decode(content, type=answer)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise ConfigError(f"{origin} is no `lightspan serve --candidate`: {error}") from None
+    if status == 404:
+        raise ConfigError(f"{origin} is no `lightspan serve --candidate`: it serves no candidate")
+    raise ConfigError(f"{origin} refuses: {_message(status, content)}")
 
 
-def _message(error: http_errors.HTTPError) -> str:
+async def _request(url: str, key: str, body: msgspec.Struct | None) -> tuple[int, bytes]:
+    """Send `body`, or GET if it is None; return the status and body of the answer.
+
+    Redirects are not followed, because they could leak the key to another server.
+    """
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    data = None if body is None else msgspec.json.encode(body)
+    method = "GET" if data is None else "POST"
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+        session.request(method, url, data=data, allow_redirects=False) as response,
+    ):
+        return response.status, await response.read()
+
+
+def _message(status: int, content: bytes) -> str:
     try:
-        return str(msgspec.json.decode(error.read())["error"]["message"])
+        return str(msgspec.json.decode(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"
+        return f"HTTP {status}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -26,13 +26,12 @@ from lightspan.algorithms.recorded_attempts import (
     RecordedAttempt,
     read_attempts,
 )
-from lightspan.errors import NotFoundError
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Mode, Outcome
 from lightspan.schema.spans import SpanKind
 from lightspan.schema.token_records import CallOutcome
-from lightspan.stores.protocol import SEARCH_LIMIT, Store
+from lightspan.stores.protocol import Store
 from lightspan.training.statistics import Interval, clustered_interval
 from lightspan_gateway.serving.candidate.sides import (
     Mark,
@@ -185,12 +184,12 @@ def compare(
     # the rewards of either side show the range of both: a side of ones may be one of five stars
     lowest, highest = min([0.0, *rewards]), max([1.0, *rewards])
     extreme = highest if highest > 1 else lowest
-    sides = {side: _side(group, digests.get(side, ""), extreme) for side, group in members.items()}
+    sides = {side: _side(group, digests[side], extreme) for side, group in members.items()}
     means = [sides[side].reward for side in (Side.CANDIDATE, Side.CURRENT)]
     failures = [_failures(members[side]) for side in (Side.CANDIDATE, Side.CURRENT)]
     reward_difference = None if None in means else difference(*filter(None, means))
     failure_difference = None if None in failures else difference(*filter(None, failures))
-    conclusion = _conclusion(reward_difference, failure_difference)
+    conclusion, sentence = _conclude(reward_difference, failure_difference, sides)
     return ComparisonResult(
         comparison_id=comparison_id,
         sides=sides,
@@ -198,7 +197,7 @@ def compare(
         difference=reward_difference,
         failure_difference=failure_difference,
         conclusion=conclusion,
-        sentence=_sentence(conclusion, reward_difference, failure_difference, sides),
+        sentence=sentence,
     )
 
 
@@ -235,156 +234,107 @@ def _failures(group: list[ComparedAttempt]) -> Interval | None:
     return _interval({a.attempt_id: float(a.is_failed) for a in group}, group, 0.0)
 
 
-def _conclusion(reward: Interval | None, failures: Interval | None) -> Conclusion:
-    fails_more = failures is not None and failures.is_known and failures.low > 0
-    if fails_more or (reward is not None and reward.is_known and reward.high < 0):
-        return Conclusion.WORSE
-    is_better = reward is not None and reward.is_known and reward.low > 0
-    return Conclusion.BETTER if is_better else Conclusion.OPEN
+def _conclude(
+    reward: Interval | None, failures: Interval | None, sides: Mapping[Side, SideResult]
+) -> tuple[Conclusion, str]:
+    """Return what the intervals say about the candidate, also as a sentence.
 
-
-def _sentence(
-    conclusion: Conclusion,
-    reward: Interval | None,
-    failures: Interval | None,
-    sides: Mapping[Side, SideResult],
-) -> str:
-    fails_more = failures is not None and failures.is_known and failures.low > 0
-    if fails_more:
-        assert failures is not None
-        return (
+    Args:
+        reward: mean reward of the candidate minus that of the current weights; None if a side has
+            none.
+        failures: the same for the share of failed attempts.
+        sides: the attempts of each side.
+    """
+    if failures is not None and failures.is_known and failures.low > 0:
+        return Conclusion.WORSE, (
             "the candidate is worse: the share of its attempts that fail is "
             f"{failures.mean:.3f} higher"
         )
-    if conclusion is not Conclusion.OPEN:
-        assert reward is not None
-        return f"the candidate is {conclusion} by {abs(reward.mean):.3f}"
-    missing = [str(side) for side, result in sides.items() if not result.rated]
-    if missing:
-        return f"it cannot be decided yet: no verdict on the {' and the '.join(missing)} side"
-    more = None if reward is None else more_needed(reward)
+    if reward is not None and reward.is_known and (reward.low > 0 or reward.high < 0):
+        conclusion = Conclusion.BETTER if reward.low > 0 else Conclusion.WORSE
+        return conclusion, f"the candidate is {conclusion} by {abs(reward.mean):.3f}"
+    return Conclusion.OPEN, f"it cannot be decided yet: {_obstacle(reward, sides)}"
+
+
+def _obstacle(reward: Interval | None, sides: Mapping[Side, SideResult]) -> str:
+    """Return why rewards decide nothing yet, or how many more would (`_conclude`)."""
+    unrated = [str(side) for side, result in sides.items() if not result.rated]
+    if unrated:
+        return f"no verdict on the {' and the '.join(unrated)} side"
     if reward is None or not reward.is_known:
-        return (
-            "it cannot be decided yet: a side has too few verdicts for an interval, or equal ones "
-            "of an unknown scale"
-        )
+        return "a side has too few verdicts for an interval, or equal ones of an unknown scale"
+    more = more_needed(reward)
     if more is None:
-        return (
-            "it cannot be decided yet: the sides hardly differ so far, so no number of verdicts is "
-            "in sight"
-        )
-    return (
-        f"it cannot be decided yet: about {plural(more, 'more verdict')} would decide it, if the "
-        "difference stays as it is"
-    )
+        return "the sides hardly differ so far, so no number of verdicts is in sight"
+    return f"about {plural(more, 'more verdict')} would decide it, if the difference stays as it is"
 
 
 # --- the store ------------------------------------------------------------------------------
 async def read_comparison(
-    store: Store, comparison_id: str | None = None, server: ServerRecord | None = None
-) -> ComparisonResult:
-    """Return the result of a comparison, from a store and what its server knows.
+    store: Store, comparison_id: str, server: ServerRecord
+) -> ComparisonResult | None:
+    """Return the result of a comparison; None if the store has no attempt of it.
 
     Args:
         store: open store to which the apps record.
-        comparison_id: the comparison; None for that of the newest attempt of a candidate.
-        server: what the server knows about the comparison; None to leave out attempts of which no
-            answer names the weights.
+        comparison_id: the comparison.
+        server: what the server knows about the comparison.
 
     Raises:
         ConfigError: the server does not answer.
-        NotFoundError: the store has no attempt of the comparison.
     """
-    if comparison_id is None:
-        comparison_id = await _newest(store)
-    matches = [each async for each in _search(store, f".{comparison_id}")] if comparison_id else []
-    rows = (await store.summaries(mode=Mode.PRODUCTION)).rows
-    rollouts = {row.attempt_id: row.rollout_id for row in rows}
-    wanted = [rollouts[each] for each in matches if each in rollouts]
-    digests: dict[Side, str] = {} if server is None else {**server.digests}
+    earliest = server.started_at - EARLIER_S
+    rollout_ids = [
+        row.rollout_id
+        for row in (await store.summaries(mode=Mode.PRODUCTION)).rows
+        if row.started_at is None or row.started_at >= earliest
+    ]
     compared: list[ComparedAttempt] = []
-    both: set[str] = set()
-    async for recorded in read_attempts(store, Query(), wanted):
+    unnamed: list[RecordedAttempt] = []
+    both_sides = 0
+    async for recorded in read_attempts(store, Query(), rollout_ids):
         marks = _marks(recorded)
-        sides = {mark.side for mark in marks if mark.side is not None}
-        if comparison_id not in {mark.comparison_id for mark in marks}:
-            continue
-        if len(sides) > 1 or len({mark.digest for mark in marks}) > 1:
-            both.add(recorded.attempt.attempt_id)
-            continue
-        [side] = sides
-        digests[side] = marks[0].digest
-        compared.append(_compared(recorded, side))
-    if server is not None:
-        ids = both | {each.attempt_id for each in compared}
-        others = [
-            row.rollout_id
-            for row in rows
-            if row.attempt_id not in ids
-            and (row.started_at or 0.0) >= server.started_at - EARLIER_S
-        ]
-        compared += await _unnamed(store, others, server)
-    if not compared and not both:
-        what = "of a candidate" if comparison_id is None else f"of comparison {comparison_id}"
-        raise NotFoundError(
-            f"store {store.url} has no attempt {what}: apps must record to it (lightspan.record, "
-            "or OpenTelemetry) while `lightspan serve --candidate` answers them"
-        )
-    return compare(comparison_id or "", compared, digests, len(both))
+        if not marks and recorded.attempt.outcome is not None:
+            unnamed.append(recorded)
+            if len(unnamed) == CHUNK_SIZE:
+                compared += await _unnamed(unnamed, server)
+                unnamed.clear()
+        elif comparison_id in {mark.comparison_id for mark in marks}:
+            sides = {mark.side for mark in marks if mark.side is not None}
+            if len(sides) > 1 or len({mark.digest for mark in marks}) > 1:
+                both_sides += 1
+            else:
+                [side] = sides
+                compared.append(_compared(recorded, side))
+    compared += await _unnamed(unnamed, server)
+    if not compared and not both_sides:
+        return None
+    return compare(comparison_id, compared, server.digests, both_sides)
 
 
 async def _unnamed(
-    store: Store, rollout_ids: Sequence[str], server: ServerRecord
+    attempts: Sequence[RecordedAttempt], server: ServerRecord
 ) -> list[ComparedAttempt]:
-    """Return the attempts that have ended, are of the comparison, and name no weights.
+    """Return those attempts, of which no answer names the weights, that the server knows.
 
     Such an attempt failed if it or one of its calls did. Others have calls to other models only.
     """
-    chunk: list[tuple[RecordedAttempt, list[str]]] = []
+    keys = [
+        [
+            key_of_attempt(recorded.attempt.attempt_id),
+            *dict.fromkeys(key_of_trace(span.trace_id) for span in recorded.episode.spans),
+        ]
+        for recorded in attempts
+    ]
+    unique = list(dict.fromkeys(key for each in keys for key in each))
+    digests = await asyncio.to_thread(server.assigned, unique)
+    sides = {digest: side for side, digest in server.digests.items()}
     compared: list[ComparedAttempt] = []
-
-    async def look_up() -> None:
-        keys = list(dict.fromkeys(key for _, each in chunk for key in each))
-        digests = await asyncio.to_thread(server.assigned, keys)
-        for recorded, own in chunk:
-            digest = next((digests[key] for key in own if key in digests), None)
-            side = next((s for s, each in server.digests.items() if each == digest), None)
-            if side is not None:
-                compared.append(_compared(recorded, side, is_unnamed=True))
-        chunk.clear()
-
-    async for recorded in read_attempts(store, Query(), rollout_ids):
-        if recorded.attempt.outcome is None or _marks(recorded):
-            continue
-        traces = dict.fromkeys(span.trace_id for span in recorded.episode.spans)
-        keys = [key_of_attempt(recorded.attempt.attempt_id), *map(key_of_trace, traces)]
-        chunk.append((recorded, keys))
-        if len(chunk) == CHUNK_SIZE:
-            await look_up()
-    await look_up()
+    for recorded, own in zip(attempts, keys, strict=True):
+        digest = next((digests[key] for key in own if key in digests), "")
+        if digest in sides:
+            compared.append(_compared(recorded, sides[digest], is_unnamed=True))
     return compared
-
-
-async def _newest(store: Store) -> str | None:
-    """Return the comparison of the newest attempt of a candidate; None if there is none."""
-    for attempt_id in await store.search("+candidate."):
-        for span in (await store.spans([attempt_id]))[attempt_id]:
-            mark = read_mark(span.attributes.get(c.RESPONSE_MODEL))
-            if mark is not None and mark.side is Side.CANDIDATE:
-                return mark.comparison_id
-    return None
-
-
-async def _search(store: Store, text: str) -> AsyncIterator[str]:
-    """Yield the ids of all attempts with a text, the newest first."""
-    before = None
-    while True:
-        ids = await store.search(text, before=before)
-        for each in ids:
-            yield each
-        if len(ids) < SEARCH_LIMIT:
-            return
-        before = ids[-1]
 
 
 def _marks(recorded: RecordedAttempt) -> list[Mark]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import sqlite3
 from functools import partial
 from typing import Final, TypeVar
@@ -15,11 +14,10 @@ from lightspan.protocols.engine import TokenEngine
 from lightspan_gateway import request_body
 from lightspan_gateway.access_policy import token_of
 from lightspan_gateway.api_errors import ApiError, bad_request
-from lightspan_gateway.remote_store.roles import Role
-from lightspan_gateway.server import Server, guarded
+from lightspan_gateway.server import guarded
 from lightspan_gateway.serving.candidate.access import CandidateAccess
 from lightspan_gateway.serving.candidate.state import CandidateState, Comparison, Decision
-from lightspan_gateway.serving.public_access import ServingGateway, check_open
+from lightspan_gateway.serving.public_access import PublicServer
 from lightspan_gateway.store_server.api_keys import Keys
 
 _T = TypeVar("_T")
@@ -66,31 +64,17 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     comparison_id: str
     """The comparison that was looked at, so that a later one is not decided instead."""
-    is_worse: bool = False
-    """Whether the candidate is worse, by the interval."""
-    anyway: bool = False
-    """Whether to promote a candidate that is worse."""
     reason: str = ""
-    """What was known, for people."""
-
-    def refusal(self, decision: Decision) -> str:
-        """Return why the decision is refused; empty if it is not."""
-        if decision is not Decision.PROMOTED or not self.is_worse or self.anyway:
-            return ""
-        return (
-            f"the candidate of comparison {self.comparison_id} is worse: roll it back, or promote "
-            "it with --anyway"
-        )
+    """Result of the comparison, for people."""
 
 
-class CandidateGateway(ServingGateway):
+class CandidateGateway(PublicServer):
     """Serve current and candidate weights.
 
     Args:
         engine: serves the policies of both sides.
         access: chooses the side of each attempt.
-        keys: the keys of administrators and readers; None permits no decision over HTTP.
-        key: the API key that callers must send; None accepts every program of this machine.
+        admin: the administrator's key; None permits no decision over HTTP.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
 
@@ -103,17 +87,13 @@ class CandidateGateway(ServingGateway):
         engine: TokenEngine,
         access: CandidateAccess,
         *,
-        keys: Keys | None = None,
-        key: str | None = None,
+        admin: Keys | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        check_open(host, key)
-        Server.__init__(self, access, engine, host=host, port=port)
-        self.usage = access.usage
+        super().__init__(engine, access, host=host, port=port)
         self._candidate_access = access
-        self._keys = keys
-        self._key = key
+        self._admin = admin
 
     def _routes(self) -> list[web.AbstractRouteDef]:
         return [
@@ -124,23 +104,20 @@ class CandidateGateway(ServingGateway):
         ]
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
-        if self._role(request) is None:
-            await self._candidate_access.authenticate(request)
+        await self._authenticate(request)
         return await self._answer()
 
     async def _attempts(self, request: web.Request) -> web.StreamResponse:
-        if self._role(request) is None:
-            await self._candidate_access.authenticate(request)
-        wanted = await _read(request, AttemptsRequest)
+        await self._authenticate(request)
+        attempts = await _read(request, AttemptsRequest)
         digests = await self._candidate_access.call_state(
-            lambda state: state.assigned(wanted.comparison_id, wanted.keys)
+            lambda state: state.assigned(attempts.comparison_id, attempts.keys)
         )
         return web.Response(body=msgspec.json.encode(digests), content_type="application/json")
 
     async def _decide(self, request: web.Request) -> web.StreamResponse:
-        role, action = self._role(request), request.match_info["action"]
-        if role is not Role.ADMIN:
-            await self._check_known(request, role)
+        action = request.match_info["action"]
+        if not await self._authenticate(request):
             raise ApiError(
                 403,
                 "only the administrator's key can promote or roll back: start the server with "
@@ -149,39 +126,32 @@ class CandidateGateway(ServingGateway):
             )
         if action not in ACTIONS:
             raise ApiError(404, f"unknown action {action!r}: use {' or '.join(ACTIONS)}")
-        await self._apply(ACTIONS[action], await _read(request, DecisionRequest))
-        return await self._answer()
-
-    async def _apply(self, decision: Decision, request: DecisionRequest) -> None:
-        latest = await self._candidate_access.call_state(lambda state: state.latest())
-        if latest.comparison_id != request.comparison_id:
-            raise ApiError(
-                409,
-                f"comparison {request.comparison_id!r} is not the latest, which is "
-                f"{latest.comparison_id!r}: look at that first",
-            )
-        if refusal := request.refusal(decision):
-            raise ApiError(409, refusal)
+        decision = await _read(request, DecisionRequest)
         try:
-            await self._candidate_access.call_state(lambda s: s.decide(decision, request.reason))
-        except (sqlite3.Error, ConfigError) as error:
+            await self._candidate_access.call_state(
+                lambda state: state.decide(ACTIONS[action], decision.reason, decision.comparison_id)
+            )
+        except ConfigError as error:
+            raise ApiError(409, str(error)) from error
+        except sqlite3.Error as error:
             raise ApiError(500, f"the decision could not be stored: {error}") from error
+        return await self._answer()
 
     async def _answer(self) -> web.StreamResponse:
         errors = self._candidate_access.state_errors
         status = await self._candidate_access.call_state(partial(Status.of, state_errors=errors))
         return web.Response(body=msgspec.json.encode(status), content_type="application/json")
 
-    def _role(self, request: web.Request) -> Role | None:
-        """Return the role of the request's key; None for the key of callers and wrong keys."""
-        return None if self._keys is None else self._keys.role_of(token_of(request))
+    async def _authenticate(self, request: web.Request) -> bool:
+        """Return whether a request has the administrator's key, not that of callers.
 
-    async def _check_known(self, request: web.Request, role: Role | None) -> None:
-        """Raise `ApiError` 401 for an unknown key."""
-        if role is None and self._key is not None:
-            is_caller = hmac.compare_digest(token_of(request).encode(), self._key.encode())
-            if not is_caller:
-                raise ApiError(401, "the API key is wrong or missing", code="invalid_api_key")
+        Raises:
+            ApiError: 401 for another key (`PublicAccess.authenticate`).
+        """
+        if self._admin is not None and self._admin.role_of(token_of(request)) is not None:
+            return True
+        await self._candidate_access.authenticate(request)
+        return False
 
 
 async def _read(request: web.Request, type_: type[_T]) -> _T:

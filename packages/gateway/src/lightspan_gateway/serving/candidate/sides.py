@@ -20,13 +20,13 @@ from lightspan.schema import semconv as c
 from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import input_messages_of
 from lightspan.training.manifest import ServedRun
+from lightspan_gateway.calls import TRACEPARENT
 
 DIGEST_LENGTH: Final = 12
 """Number of hexadecimal digits of the digest that identifies weights."""
 MAX_TURNS: Final = 64
 """Maximum number of a conversation's answers, counted from the last, that are looked up."""
 _WEIGHT_FILES: Final = ("*.safetensors", "*.json", "*.jinja", "*.model")
-_TRACE: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _MARK: Final = re.compile(
     r"(?P<policy>.+)@(?P<digest>[0-9a-f]{12})"
     r"(?:\+(?P<side>current|candidate)\.(?P<comparison>[0-9a-f]{8}))?"
@@ -64,7 +64,7 @@ def attempt_key(headers: Mapping[str, str]) -> str | None:
     """
     if attempt_id := headers.get(c.HEADER_ATTEMPT):
         return key_of_attempt(attempt_id)
-    trace = _TRACE.fullmatch(headers.get(c.HEADER_PARENT, ""))
+    trace = TRACEPARENT.fullmatch(headers.get(c.HEADER_PARENT, ""))
     return key_of_trace(trace[1]) if trace and trace[1].strip("0") else None
 
 

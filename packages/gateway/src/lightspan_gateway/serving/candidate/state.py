@@ -26,12 +26,12 @@ from lightspan_gateway.serving.candidate.sides import Side, side_of
 
 STATE_FILE: Final = "candidate.db"
 """Name of the file in the folder of the current run or model."""
-KEPT_S: Final = 30 * 86_400.0
+RETENTION_S: Final = 30 * 86_400.0
 """Seconds after its last call for which the weights of an attempt or conversation are kept."""
-_SEEN_S: Final = 3_600.0
+_TOUCH_INTERVAL_S: Final = 3_600.0
 """Minimum seconds between two updates of the time of an attempt's last call."""
-_BUSY_S: Final = 10.0
-_PURGE_EVERY: Final = 1_000
+_LOCK_TIMEOUT_S: Final = 10.0
+_PURGE_INTERVAL: Final = 1_000
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS comparisons (
   number INTEGER PRIMARY KEY, comparison TEXT NOT NULL);
@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """None until the decision."""
     decided_at: float | None = None
     reason: str = ""
-    """What was known at the decision, for people."""
+    """Result of the comparison at the decision, for people."""
 
     @property
     def answering(self) -> Weights | None:
@@ -100,7 +100,7 @@ class CandidateState:
     """The state in a file. Methods block for the file; each is atomic.
 
     Args:
-        path: the file; it is created if it is missing.
+        path: the file.
         create: whether a missing file is created.
 
     Raises:
@@ -119,7 +119,7 @@ class CandidateState:
         """Digests of the weights that this process serves; None before `begin`."""
         try:
             self._db = sqlite3.connect(
-                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+                path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             # survives `kill -9`; decisions use FULL to survive a power loss too
@@ -208,22 +208,30 @@ class CandidateState:
             self._pair = current.digest, candidate.digest
             return comparison
 
-    def decide(self, decision: Decision, reason: str = "") -> Comparison:
+    def decide(
+        self, decision: Decision, reason: str = "", comparison_id: str | None = None
+    ) -> Comparison:
         """Decide the latest comparison; return it. An equal decision changes nothing.
 
         Attempts that have begun keep their weights.
 
         Args:
             decision: the decision.
-            reason: what is known, for people.
+            reason: result of the comparison, for people.
+            comparison_id: the comparison to which `reason` applies; None for the latest.
 
         Raises:
-            ConfigError: there is no comparison.
+            ConfigError: there is no comparison, or `comparison_id` is not the latest.
         """
         self._db.execute("PRAGMA synchronous=FULL")
         try:
             with self._transaction():
                 before = self.latest()
+                if comparison_id not in (None, before.comparison_id):
+                    raise ConfigError(
+                        f"comparison {comparison_id!r} is not the latest, which is "
+                        f"{before.comparison_id!r}: look at that first"
+                    )
                 if before.decision is decision:
                     return before
                 comparison = msgspec.structs.replace(
@@ -299,7 +307,7 @@ class CandidateState:
     def assigned(self, comparison_id: str, keys: Iterable[str]) -> dict[str, str]:
         """Return the attempts that count in a comparison: key → digest of the weights.
 
-        Attempts that are not known, or were last called more than `KEPT_S` ago, are missing.
+        Attempts that are not known, or were last called more than `RETENTION_S` ago, are missing.
 
         Args:
             comparison_id: the comparison.
@@ -324,7 +332,7 @@ class CandidateState:
         ).fetchone()
         if row is None or row[0] not in served:
             return None
-        if (now := time.time()) - row[2] > _SEEN_S:
+        if (now := time.time()) - row[2] > _TOUCH_INTERVAL_S:
             self._db.execute("UPDATE assignments SET seen = ? WHERE key = ?", (now, hash))
         return Assignment(row[0], row[1])
 
@@ -334,11 +342,11 @@ class CandidateState:
             (hash, *assignment, time.time()),
         )
         self._writes += 1
-        if self._writes % _PURGE_EVERY == 0:
+        if self._writes % _PURGE_INTERVAL == 0:
             self._purge()
 
     def _purge(self) -> None:
-        self._db.execute("DELETE FROM assignments WHERE seen < ?", (time.time() - KEPT_S,))
+        self._db.execute("DELETE FROM assignments WHERE seen < ?", (time.time() - RETENTION_S,))
 
     # --- file -----------------------------------------------------------------------------
     def _latest(self) -> Comparison | None:
