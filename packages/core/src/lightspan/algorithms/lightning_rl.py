@@ -524,7 +524,7 @@ class LightningRL(LightningSettings, Algorithm):
         rewards, failed = group_rewards(episodes, coverages, added)
         zero = advantages.groups_without_variance(rewards, failed)
         members: dict[str, list[Episode]] = {name: [] for name in rewards}
-        for episode in (episode for episode in episodes if episode.fork is None):
+        for episode in episodes:
             members[episode.group_id].append(episode)
         scored = {name: [v for v in rewards[name] if v is not None] for name in rewards}
         return [
