@@ -96,7 +96,7 @@ def test_mapping_names_and_describes_policies() -> None:
         ({"resample": -1}, "resample=-1 must be at least 0"),
         (
             {"resample": 2, "estimator": "reinforce++"},
-            r"resample=2 replaces groups .* estimator='reinforce\+\+' with group_size=8 learns",
+            r"resample=2: groups .* estimator='reinforce\+\+' learns from those",
         ),
         ({"max_staleness": -1}, "max_staleness=-1 must be at least 0"),
         ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
@@ -129,7 +129,7 @@ def test_mapping_names_and_describes_policies() -> None:
         ),
         ({"estimator": "ppo", "critic": Critic(lam=1, warmup=9)}, "Critic: warmup=9 has no effect"),
         ({"estimator": "ppo", "critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
-        ({"estimator": "ppo", "resample": 1}, "resample=1 replaces groups"),
+        ({"estimator": "ppo", "resample": 1}, "resample=1: groups .* estimator='ppo'"),
         ({"credit": "family"}, "credit family applies only to estimator='rloo', not 'grpo'"),
         (
             {"credit": "family", "estimator": "rloo", "overlap": 1},
@@ -139,7 +139,7 @@ def test_mapping_names_and_describes_policies() -> None:
         ({"forks": 2}, r"forks=2: use lightspan\.Forks\(…\)"),
         (
             {"credit": "family", "estimator": "rloo", "resample": 1},
-            r"resample=: groups .* credit=family learns from those too",
+            r"resample=1: groups .* credit=family learns from those too",
         ),
         (
             {"credit": "family", "estimator": "rloo", "tasks": "adaptive"},
@@ -165,7 +165,7 @@ def test_mapping_names_and_describes_policies() -> None:
             {"credit": "family", "estimator": "rloo", "overlong": Overlong(max_tokens=8, buffer=2)},
             'credit family needs unit="rollout", and neither air=, overlong=',
         ),
-        ({"credit": "gigpo", "resample": 1}, r"resample=: groups .* credit=gigpo\(0.95"),
+        ({"credit": "gigpo", "resample": 1}, r"resample=1: groups .* credit=gigpo\(0.95"),
         ({"credit": "gigpo", "tasks": "adaptive"}, 'tasks="adaptive": groups .* learns from those'),
         (
             {"credit": "at_grpo", "gamma": 0.9, "replay": Replay()},

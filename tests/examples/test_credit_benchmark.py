@@ -139,7 +139,7 @@ def test_the_arms(task: str, rule: str, expected: tuple[Any, ...]) -> None:
     from lightspan import LightningRL
 
     algorithm = LightningRL("m", **_credit_plan.options_of(task, rule, "agent"))
-    signals = None if algorithm.air is None else algorithm.air.config()["signals"]
+    signals = None if algorithm.air is None else algorithm.config()["air"]["signals"]
     named = [s if isinstance(s, str) else s["type"] for s in signals or []]  # type: ignore[attr-defined]
     found = (algorithm.estimator, algorithm.credit.name, named[0] if named else None)
     assert found == expected

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -43,14 +44,26 @@ _TABLE: Final = Path(__file__).with_name("troubleshooting.tsv")
 `tests/website/reference.py`."""
 
 
+@cache
+def _headings() -> tuple[tuple[str, list[str]], ...]:
+    """Return the rows of the table: each anchor, and the parts of its heading between ellipses.
+
+    Empty if the table cannot be read, because the error of a user is more important than its note.
+    """
+    try:
+        rows = [row.split("\t") for row in _TABLE.read_text("utf-8").splitlines()]
+        return tuple((anchor, heading.strip("…").split("…")) for anchor, heading in rows)
+    except (OSError, ValueError):
+        return ()
+
+
 def page_of(message: str) -> str:
     """Return `PAGE` with the anchor of the first heading that matches; empty if none does.
 
     An ellipsis in a heading stands for a value.
     """
     text = " ".join(message.split())[:2000]
-    for anchor, heading in (row.split("\t") for row in _TABLE.read_text("utf-8").splitlines()):
-        parts = heading.strip("…").split("…")
+    for anchor, parts in _headings():
         # the patterns alone take milliseconds, and some errors are raised for each of many calls
         if all(p in text for p in parts) and re.search(".*".join(map(re.escape, parts)), text):
             return f"{PAGE}#{anchor}"

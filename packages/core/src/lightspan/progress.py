@@ -98,13 +98,8 @@ class PlainReporter:
         return f"{duration(elapsed * (self._total - self._done) / self._done)} left"
 
 
-class SilentReporter:
+class SilentReporter(Reporter):
     """A reporter that prints nothing."""
-
-    def start(self, title: str, total: int) -> None: ...
-    def advance(self, count: int = 1, **values: float | str) -> None: ...
-    def finish(self, summary: str = "") -> None: ...
-    def line(self, text: str) -> None: ...
 
 
 def default_reporter() -> Reporter:

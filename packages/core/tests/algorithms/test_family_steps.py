@@ -69,9 +69,9 @@ class Forking(Scripted):
 
 
 def algorithm(**options: Any) -> LightningRL:
-    known: dict[str, Any] = {"estimator": "rloo", "credit": "family", "group_size": 2}
+    defaults: dict[str, Any] = {"estimator": "rloo", "credit": "family", "group_size": 2}
     return LightningRL(
-        "a/model", **{**known, "tasks_per_step": 2, "learning_rate": 1e-5, **options}
+        "a/model", **{**defaults, "tasks_per_step": 2, "learning_rate": 1e-5, **options}
     )
 
 
@@ -128,8 +128,8 @@ async def test_a_refusal_is_told_and_the_rollout_counts_whole() -> None:
     assert (metrics["forks/refused"], metrics["forks/rollouts"]) == (1, 3)
     assert metrics["batch/families"] == 4
     [note] = odd.notes
-    told = "1 of 4 rollouts cannot be forked (for example: call 1, of 'writer', has no answer"
-    assert note.startswith(told)
+    beginning = "1 of 4 rollouts cannot be forked (for example: call 1, of 'writer', has no answer"
+    assert note.startswith(beginning)
 
 
 def test_forks_are_in_no_rate_of_failures_and_in_no_statistics_of_tasks() -> None:

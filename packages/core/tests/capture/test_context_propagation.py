@@ -81,6 +81,32 @@ def test_pools_of_multiprocessing_inherit_per_call() -> None:
     pool.join()
 
 
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.PRODUCTION])
+def test_a_context_of_another_agent_keeps_that_agent(mode: Mode) -> None:
+    """Check work that runs in a context copied earlier, with and without a generator around it."""
+
+    def in_pool_and_thread(run: Callable[..., str | None]) -> list[str | None]:
+        paths: list[str | None] = []
+        with ThreadPoolExecutor(1) as pool:
+            paths.append(pool.submit(run, acting_path).result())
+        thread = threading.Thread(target=run, args=(lambda: paths.append(acting_path()),))
+        thread.start()
+        thread.join()
+        return paths
+
+    def items(run: Callable[..., str | None]) -> Iterator[list[str | None]]:
+        with agent("checker"):
+            yield in_pool_and_thread(run)
+            yield in_pool_and_thread(run)
+
+    with open_scope(AttemptContext(rollout_id="r", attempt_id="a", mode=mode)):
+        with agent("planner"):
+            run = copy_context().run
+        with agent("writer"):
+            assert in_pool_and_thread(run) == ["planner", "planner"]
+        assert list(items(run)) == [["planner", "planner"]] * 2
+
+
 def test_stop_carrying_leaves_the_classes_as_they_were() -> None:
     context_propagation.stop_carrying()
     context_propagation.stop_carrying()

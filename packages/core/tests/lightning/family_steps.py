@@ -55,17 +55,17 @@ def rollout(
         [point] = [p for p in fork_points(forks[0]) if p.call and p.call.call_id == forks[1]]
         assert not point.refusal
         fork = point.fork
-        known = {call.call_id: call for call in forks[0].calls}
+        trunk_calls = {call.call_id: call for call in forks[0].calls}
         for number, call_id in enumerate(point.prefix):
-            told = {c.CALL_OUTCOME: "replayed"}
+            outcome = {c.CALL_OUTCOME: "replayed"}
             at = 2 * number + 1, 2 * number + 2
-            path = known[call_id].agent_path
-            replayed.append(make_call_span(call_id, path, at, told, attempt=name))
+            path = trunk_calls[call_id].agent_path
+            replayed.append(make_call_span(call_id, path, at, outcome, attempt=name))
     records, made = [], []
     for number, call in enumerate(calls, start=len(replayed)):
         at = 2 * number + 1, 2 * number + 2
         first = {c.REPLAY_FORK: True} if fork and number == len(replayed) else {}
-        seen = {c.INPUT_MESSAGES: dump([{"role": "user", "content": call.observation}])}
+        prompt = {c.INPUT_MESSAGES: dump([{"role": "user", "content": call.observation}])}
         records.append(
             make_record(
                 *(call.call_id, call.prompt, call.response, at, name),
@@ -73,7 +73,7 @@ def rollout(
                 policy=call.agent if call.agent in ("plan", "work") else "policy",
             )
         )
-        made.append(make_call_span(call.call_id, call.agent, at, {**seen, **first}, attempt=name))
+        made.append(make_call_span(call.call_id, call.agent, at, {**prompt, **first}, attempt=name))
     return build_episode(
         make_attempt(name, reward, **fields),
         make_rollout(name, group, fork=fork),

@@ -79,18 +79,18 @@ class Tree:
                 forked, from 1; None to fork none.
             each: number of forks.
         """
-        found = []
+        result = []
         for trunk in self.ways:
             number = point(trunk)
             if number is None:
-                found.append((trunk, None, (), self.of(trunk)))
+                result.append((trunk, None, (), self.of(trunk)))
                 continue
             before = trunk.choices[: number - 1]
             same = [way for way in self.ways if way.choices[: number - 1] == before]
             for forks in product(same, repeat=each):
                 chance = math.prod(self.of(way, number - 1) for way in forks)
-                found.append((trunk, number, forks, self.of(trunk) * chance))
-        return found
+                result.append((trunk, number, forks, self.of(trunk) * chance))
+        return result
 
 
 Built = tuple[list[Episode], list[Coverage], dict[str, tuple[Way, int]]]
@@ -191,26 +191,26 @@ EXACT: dict[str, Any] = {"weight": "transition"}
 def test_the_rows_of_families_are_unbiased(tree: Tree, point: Callable[[Way], int | None]) -> None:
     families = tree.families(point)
     assert any(forks for _, _, forks, _ in families)
-    found = expected(tree, families, as_family, **EXACT)
-    assert bias(found, tree.gradient) < 1e-9
-    assert scaled(found, tree.gradient) == pytest.approx(1, abs=1e-9)
+    result = expected(tree, families, as_family, **EXACT)
+    assert bias(result, tree.gradient) < 1e-9
+    assert scaled(result, tree.gradient) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [EXACT, {"weight": "token", "token_constant": 1.0}])
 def test_two_forks_of_each_rollout_are_unbiased(settings: Any) -> None:
     families = TREES[0].families(partial(at, 2), each=2)
-    found = expected(TREES[0], families, as_family, **settings)
-    assert bias(found, TREES[0].gradient) < 1e-9
-    assert scaled(found, TREES[0].gradient) == pytest.approx(1, abs=1e-9)
+    result = expected(TREES[0], families, as_family, **settings)
+    assert bias(result, TREES[0].gradient) < 1e-9
+    assert scaled(result, TREES[0].gradient) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.parametrize("weight", ["rollout", "token"])
 def test_every_weight_is_unbiased_where_rollouts_are_equally_long(weight: str) -> None:
     tree = Tree(3, early=0.0)
-    found = expected(tree, tree.families(partial(at, 3)), as_family, weight=weight)
-    assert bias(found, tree.gradient) < 1e-9
-    assert scaled(found, tree.gradient) == pytest.approx(1 / 3, abs=1e-9)  # of a rollout's calls
+    result = expected(tree, tree.families(partial(at, 3)), as_family, weight=weight)
+    assert bias(result, tree.gradient) < 1e-9
+    assert scaled(result, tree.gradient) == pytest.approx(1 / 3, abs=1e-9)  # of a rollout's calls
 
 
 WRONG: dict[str, Any] = {
@@ -227,8 +227,8 @@ def test_the_wrong_ways_are_biased(name: str) -> None:
     point, build, settings = WRONG[name]
     biases = []
     for tree in TREES:
-        found = expected(tree, tree.families(point), build, **EXACT, **settings)
-        biases.append(bias(found, tree.gradient))
+        result = expected(tree, tree.families(point), build, **EXACT, **settings)
+        biases.append(bias(result, tree.gradient))
     assert max(biases) > 0.1
     assert sum(biases) / len(biases) > 0.05
 
@@ -247,11 +247,11 @@ def family_of_three(group: str = "g", weight: str = "rollout", **settings: Any) 
 
 def numbers(batch: Batch) -> dict[str, tuple[float, float]]:
     """Return call id → (advantage, weight of a token), as in the rows."""
-    found = {}
+    result = {}
     for row in batch.rows:
         for (call_id, _), (start, _) in zip(row.call_ids, row.responses, strict=True):
-            found[call_id] = row.advantages[start], row.weights[start]
-    return found
+            result[call_id] = row.advantages[start], row.weights[start]
+    return result
 
 
 def test_a_small_example_by_hand() -> None:
@@ -282,9 +282,9 @@ def test_a_small_example_by_hand() -> None:
     [("transition", 1 / 4, 1 / 6), ("token", 3 / 20, 1 / 20)],  # of 3 + 2 + 5/3 tokens
 )
 def test_other_weights_by_hand(weight: str, before: float, behind: float) -> None:
-    found = numbers(family_of_three(weight=weight))
-    assert found["a1"][1] == pytest.approx(before)
-    assert [found[call_id][1] for call_id in ("a2", "a3", "f1", "f2", "f3")] == [
+    result = numbers(family_of_three(weight=weight))
+    assert result["a1"][1] == pytest.approx(before)
+    assert [result[call_id][1] for call_id in ("a2", "a3", "f1", "f2", "f3")] == [
         pytest.approx(behind)
     ] * 5
 
@@ -310,9 +310,9 @@ def test_without_forks_it_is_terminal_with_rloo() -> None:
         rollout(str(n), reward, [Sampled(f"c{n}"), Sampled(f"d{n}")])
         for n, reward in enumerate(rewards)
     ]
-    found, wanted = batch_of(episodes), batch_of(episodes, credit=terminal)
-    assert found.rows == wanted.rows
-    assert found.rollouts == wanted.rollouts
+    result, wanted = batch_of(episodes), batch_of(episodes, credit=terminal)
+    assert result.rows == wanted.rows
+    assert result.rollouts == wanted.rollouts
 
 
 def test_policies_are_weighted_apart() -> None:
@@ -322,8 +322,8 @@ def test_policies_are_weighted_apart() -> None:
     fork = rollout("f", 0.0, [Sampled("f1", [5, 6], agent="work")], forks=(a, "a2"))
     b = rollout("b", 0.75, [Sampled("b1", agent="plan"), Sampled("b2", agent="work")])
     routing = Selection.of({"plan": "plan", "work": "work"}).routing
-    found = numbers(batch_of([a, b, fork], routing=routing))
-    assert found == {
+    result = numbers(batch_of([a, b, fork], routing=routing))
+    assert result == {
         "a1": (-0.25, 1 / 2),
         "a2": (1.0, 1 / 8),  # two tokens of each of two leaves
         "f1": (-1.0, 1 / 8),
@@ -356,12 +356,12 @@ def test_the_order_is_of_no_account() -> None:
     b = rollout("b", 0.0, [Sampled("b1")])
     wanted = batch_of([a, b, *forks])
     for order in ([*forks, b, a], [forks[1], a, b, forks[0]]):
-        found = batch_of(order)
-        assert numbers(found) == {
+        result = batch_of(order)
+        assert numbers(result) == {
             call: (pytest.approx(advantage), pytest.approx(weight))
             for call, (advantage, weight) in numbers(wanted).items()
         }
-        assert sorted(found.rollouts) == ["ro-a", "ro-b"]
+        assert sorted(result.rollouts) == ["ro-a", "ro-b"]
 
 
 def test_a_fork_of_a_fork_is_refused() -> None:
@@ -384,8 +384,8 @@ def test_a_call_beside_the_fork_is_behind_it() -> None:
     anew = [Sampled("left-2", [7]), Sampled("right-2", [8]), Sampled("join-2", [9])]
     fork = rollout("f", 0.0, anew, forks=(a, "right"))
     b = rollout("b", 0.0, [Sampled("b1")])
-    found = numbers(batch_of([a, b, fork], weight="transition"))
-    assert found == {
+    result = numbers(batch_of([a, b, fork], weight="transition"))
+    assert result == {
         "plan": (0.5, 1 / 2),
         **dict.fromkeys(["left", "right", "join"], (1.0, 1 / 4)),
         **dict.fromkeys(["left-2", "right-2", "join-2"], (-1.0, 1 / 4)),
@@ -407,10 +407,10 @@ def test_a_leaf_that_does_not_count_is_left_out() -> None:
     }
     assert broken["departed"].departed
     wanted = batch_of([a, b, fine])
-    found = batch_of([a, b, fine, *broken.values()])
-    assert found.rows == wanted.rows
-    assert found.size == 2
-    counts = [found.counters[name] for name in ("scored", "unscored", "damaged", "unfinished")]
+    result = batch_of([a, b, fine, *broken.values()])
+    assert result.rows == wanted.rows
+    assert result.size == 2
+    counts = [result.counters[name] for name in ("scored", "unscored", "damaged", "unfinished")]
     assert counts == [3, 1, 1, 2]
 
 
@@ -418,9 +418,9 @@ def test_forks_of_an_unscored_trunk_are_a_family() -> None:
     a = rollout("a", None, [Sampled("a1"), Sampled("a2")])
     forks = [rollout(f"f{n}", n, [Sampled(f"f{n}")], forks=(a, "a2")) for n in (0.0, 1.0)]
     b = rollout("b", 0.0, [Sampled("b1")])
-    found = batch_of([a, b, *forks])
-    assert found.size == 2
-    assert {call: pair[0] for call, pair in numbers(found).items()} == {
+    result = batch_of([a, b, *forks])
+    assert result.size == 2
+    assert {call: pair[0] for call, pair in numbers(result).items()} == {
         "f0.0": -1.0,
         "f1.0": 1.0,
         "b1": -0.5,
@@ -431,28 +431,28 @@ def test_equal_leaves_of_an_unequal_group_teach_before_the_fork_only() -> None:
     a = rollout("a", 1.0, [Sampled("a1"), Sampled("a2")])
     fork = rollout("f", 1.0, [Sampled("f1")], forks=(a, "a2"))
     b = rollout("b", 0.0, [Sampled("b1")])
-    found = batch_of([a, b, fork])
-    assert {call: pair[0] for call, pair in numbers(found).items()} == {
+    result = batch_of([a, b, fork])
+    assert {call: pair[0] for call, pair in numbers(result).items()} == {
         "a1": 1.0,
         "a2": 0.0,
         "f1": 0.0,
         "b1": -1.0,
     }
-    assert found.explanations["at-f", "f1", 0].zero_reason is ZeroReason.IDENTICAL
+    assert result.explanations["at-f", "f1", 0].zero_reason is ZeroReason.IDENTICAL
 
 
 def test_equal_trunks_teach_where_leaves_differ() -> None:
     a = rollout("a", 1.0, [Sampled("a1"), Sampled("a2")])
     fork = rollout("f", 0.0, [Sampled("f1")], forks=(a, "a2"))
     b = rollout("b", 1.0, [Sampled("b1")])
-    found = batch_of([a, b, fork])
-    assert {call: pair[0] for call, pair in numbers(found).items()} == {
+    result = batch_of([a, b, fork])
+    assert {call: pair[0] for call, pair in numbers(result).items()} == {
         "a1": -0.5,
         "a2": 1.0,
         "f1": -1.0,
         "b1": 0.5,
     }
-    assert "groups:identical" not in found.counters
+    assert "groups:identical" not in result.counters
 
 
 def test_settings_that_cannot_be_honoured_are_errors() -> None:

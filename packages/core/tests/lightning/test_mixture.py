@@ -459,7 +459,7 @@ def test_gradient_left_by_hand() -> None:
         ({"credit": "at_grpo"}, r"not to 'grpo' with at_grpo"),
         ({"credit": "critic"}, r"credit critic\(1\) applies only to estimator='ppo', not 'grpo'"),
         ({"tasks_per_step": 1}, f"tasks_per_step=1 must be at least {MIN_TASKS}"),
-        ({"resample": 2}, "resample=2 replaces groups .* but critic= learns from those too"),
+        ({"resample": 2}, "resample=2: groups .* but critic= learns from those too"),
         ({"critic": 5}, r"critic=5: use lightspan\.Critic\(…\), or None"),
     ],
 )

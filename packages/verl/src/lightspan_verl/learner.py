@@ -39,7 +39,7 @@ from lightspan.protocols.learner import (
 )
 from lightspan_torch.engine.hub import locate
 from lightspan_torch.engine.parameter_count import count_parameters
-from lightspan_torch.learner.call_index import number_calls
+from lightspan_torch.learner.call_index import call_setting, number_calls
 from lightspan_torch.learner.checkpoint import (
     FORMAT,
     check_manifest,
@@ -234,9 +234,9 @@ class VerlLearner(Learner):
         if any(row.value_targets for row in rows):
             raise ConfigError("rows have value targets, but the verl learner has no critic")
         by_policy = self._by_policy(rows)
-        if isinstance(loss, PolicyLoss) and loss.of_calls:
+        if setting := call_setting(loss):
             selected = [[i for i, trained in enumerate(row.mask) if trained] for row in rows]
-            number_calls(rows, selected, loss.of_calls)  # raises before any rank takes a step
+            number_calls(rows, selected, setting)  # raises before any rank takes a step
         parts = {
             policy: self._step(policy, rows, indices, loss, old_logprobs)
             for policy, indices in by_policy.items()

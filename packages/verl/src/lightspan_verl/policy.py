@@ -18,7 +18,7 @@ from lightspan.errors import CheckpointError, UnsupportedError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import PolicyLoss, Which
 from lightspan_torch.learner import losses
-from lightspan_torch.learner.call_index import number_calls
+from lightspan_torch.learner.call_index import call_setting, number_calls
 from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
 from lightspan_torch.learner.policy_model import check_untied
@@ -139,7 +139,7 @@ class Policy:
         masks = [row.mask for row in rows]
         if loss.kl:
             values["base"] = self._scores(rows, masks, "base")
-        if loss.of_calls:
+        if call_setting(loss):
             values.update(self._call_values(rows, loss, values))
         return values
 
@@ -153,7 +153,7 @@ class Policy:
         """
         masks = [torch.tensor(row.mask) for row in rows]
         selected = [mask.nonzero()[:, 0].tolist() for mask in masks]
-        calls = torch.tensor(number_calls(rows, selected, loss.of_calls), dtype=torch.int64)
+        calls = torch.tensor(number_calls(rows, selected, call_setting(loss)), dtype=torch.int64)
 
         def flat(name: str) -> Tensor:
             return torch.cat([v[m] for v, m in zip(values[name], masks, strict=True)])

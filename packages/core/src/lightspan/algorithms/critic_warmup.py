@@ -70,9 +70,9 @@ class CriticWarmup(msgspec.Struct):
         for policy in policies:
             self.by_policy[policy] = self.by_policy.get(policy, 0) + 1
         explained = _explained(batch)
-        known = [part for part in explained if part is not None]
-        self.explained = min(known) if known and len(known) == len(explained) else None
-        return {"explained_variance": min(known)} if known else {}
+        numbers = [part for part in explained if part is not None]
+        self.explained = min(numbers) if numbers and len(numbers) == len(explained) else None
+        return {"explained_variance": min(numbers)} if numbers else {}
 
 
 def _explained(batch: Batch) -> list[float | None]:

@@ -158,14 +158,24 @@ class LightningSettings:
         if self.forks is not None and (baseline_of(credit) != "family" or self.overlap):
             reason = "overlap=0, because the calls that forks repeat must be of the current weights"
             raise ConfigError(f'forks= needs credit="family", not {credit.name}, and {reason}')
-        skips = {"resample=": self.resample, 'tasks="adaptive"': self.tasks == "adaptive"}
-        names = [name for name, is_set in (skips | {"replay=": self.replay}).items() if is_set]
-        if names and equal_returns_teach(credit):
+        skips = {f"resample={self.resample}": self.resample, "replay=": self.replay}
+        skips['tasks="adaptive"'] = self.tasks == "adaptive"
+        names = [name for name, is_set in skips.items() if is_set]
+        if names and (learns := self._learns_from_equal(credit)):
+            is_credit = learns.startswith("credit")
+            hint = "use gamma=1 (gigpo, at_grpo) or another credit, or " if is_credit else ""
             raise ConfigError(
                 f"{' and '.join(names)}: groups whose returns are all the same are taken to teach "
-                f"nothing, but credit={credit.name} learns from those too: use gamma=1 "
-                "(gigpo, at_grpo) or another credit, or leave the setting out"
+                f"nothing, but {learns} learns from those too: {hint}leave the setting out"
             )
+
+    def _learns_from_equal(self, credit: Credit) -> str:
+        """Return the setting by which groups of equal returns have a gradient; empty if none is."""
+        if self.estimator in advantages.BATCH_ESTIMATORS:
+            return f"estimator={self.estimator!r}"
+        if self.critic:
+            return "critic="
+        return f"credit={credit.name}" if equal_returns_teach(credit) else ""
 
     def _check(self) -> None:
         for name, low in (_LOWEST | _LOWEST_IF_SET).items():
@@ -200,18 +210,6 @@ class LightningSettings:
         if self.failure_reward not in (None, "lowest"):
             validation.check_number("failure_reward", self.failure_reward)
         validation.check_choice("tasks", self.tasks, get_args(TaskChoice))
-        avoids = f"resample={self.resample} replaces" if self.resample else ""
-        avoids = avoids if self.tasks == "shuffled" else f"tasks={self.tasks!r} avoids"
-        learns = (
-            self.critic or self.group_size == 1 or self.estimator in advantages.BATCH_ESTIMATORS
-        )
-        if avoids and learns:
-            of_group = f"estimator={self.estimator!r} with group_size={self.group_size}"
-            raise ConfigError(
-                f"{avoids} groups whose returns are all the same, but "
-                f"{'critic=' if self.critic else of_group} learns from those too: use resample=0 "
-                'and tasks="shuffled"'
-            )
         if self.replay and (self.critic or self.estimator not in ("grpo", "dr_grpo", "rloo")):
             raise ConfigError(
                 f"{self.replay} trains groups with the statistics that they had, and estimator="
@@ -468,14 +466,13 @@ class LightningRL(LightningSettings, Algorithm):
         plain = {
             setting.name: msgspec.to_builtins(getattr(self, setting.name), enc_hook=qualified_name)
             for setting in fields(LightningSettings)
-            if setting.name not in ("credit", "gamma", "air", "learning_rate")
+            if setting.name not in ("credit", "gamma", "learning_rate")
         }
         return {
             "algorithm": self.name,
             **plain,
             "credit": self.credit.name,
             "step_rewards": self.credit.step_rewards,
-            "air": None if self.air is None else self.air.config(),
         }
 
     # --- the two parts ------------------------------------------------------------------
@@ -527,7 +524,7 @@ class LightningRL(LightningSettings, Algorithm):
         rewards, failed = group_rewards(episodes, coverages, added)
         zero = advantages.groups_without_variance(rewards, failed)
         members: dict[str, list[Episode]] = {name: [] for name in rewards}
-        for episode in (episode for episode in episodes if episode.fork is None):
+        for episode in episodes:
             members[episode.group_id].append(episode)
         scored = {name: [v for v in rewards[name] if v is not None] for name in rewards}
         return [
@@ -692,8 +689,7 @@ class LightningRL(LightningSettings, Algorithm):
         predicted for these groups, and for all tasks alike. The result is empty for estimators and
         credits that learn from such groups too, and with a critic.
         """
-        learns_from_equal = self.critic or equal_returns_teach(self.credit)
-        if learns_from_equal or self.estimator in advantages.BATCH_ESTIMATORS:
+        if self._learns_from_equal(self.credit):
             return {}
         groups, history = self._group_returns(episodes, coverages), self._history
         history.returns.add(value for group in groups for value in group.returns)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import compress
+from statistics import fmean
 from typing import Final
 
 from lightspan.algorithms.protocol import Metrics
@@ -147,10 +148,7 @@ def approximate_kl(
     log_ratios: dict[str, list[float]] = {}
     for row, olds, news in zip(rows, before, after, strict=True):
         log_ratios.setdefault(row.policy, []).extend(compress(_log_ratios(news, olds), row.mask))
-    means = [
-        math.fsum(math.expm1(r) - r for r in each) / max(len(each), 1)
-        for each in log_ratios.values()
-    ]
+    means = (fmean(math.expm1(r) - r for r in each) for each in log_ratios.values() if each)
     return max(means, default=0.0)
 
 

@@ -112,7 +112,7 @@ def resolve_agent(current: AgentContext, *, before: Resolver | None = None) -> A
     A resolver is a function that finds the acting agent of one framework.
 
     Args:
-        current: the context with the agents that were pushed by `push`.
+        current: the current context (`current_context`).
         before: resolver at which to stop: neither it nor the resolvers after it are called. None
             calls all resolvers.
     """

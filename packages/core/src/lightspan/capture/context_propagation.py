@@ -36,8 +36,8 @@ _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules whose threads outlive the attempt in which they were started."""
 _POOL_METHODS: Final = ("apply_async", "_map_async", "imap", "imap_unordered")
 """Methods of `ThreadPool` through which all its other methods submit work."""
-_LOOP_METHODS: Final = ("run_until_complete", "create_task", "call_soon_threadsafe")
-"""Methods of an event loop that copy the current context."""
+_LOOP_METHODS: Final = ("create_task", "call_soon_threadsafe")
+"""Methods of an event loop that copy the current context; others call `create_task`."""
 
 RUNNER: Final = "runner"
 RECORDING: Final = "recording"

@@ -57,9 +57,7 @@ from lightspan.lightning.credit import GAE, Credit, RewardToGo, Terminal, reward
 from lightspan.lightning.episode import CallKey, Episode
 from lightspan.lightning.history import History, Trace
 from lightspan.lightning.selection import Coverage
-from lightspan.lightning.states import qualified_name
 from lightspan.lightning.turns import Turns
-from lightspan.schema.records import Json
 from lightspan.schema.validation import check_choice, check_number
 
 AIRMode = Literal["potential", "bonus"]
@@ -170,22 +168,6 @@ class AIR:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"AIR: two signals are named {twice[0]!r}: metrics would mix them")
-
-    def config(self) -> dict[str, Json]:
-        """Return the settings as JSON values, with functions as module and name.
-
-        A change of a function's code does not change the result.
-        """
-        return {
-            "mode": self.mode,
-            "scale": self.scale,
-            "signals": [
-                msgspec.to_builtins(signal)
-                if isinstance(signal, ToolSuccess)
-                else qualified_name(signal)
-                for signal in self.signals
-            ],
-        }
 
 
 def _check_signal(signal: Signal) -> None:

@@ -320,6 +320,9 @@ class BatchBuilder:
         _count(counters, self.episodes, members, config, self.coverages)
         counters.update(transitions=len(explanations), rows=len(rows))
         counters["trained_tokens"] = sum(sum(row.mask) for row in rows)
+        tokens: Counter[str] = Counter()
+        for t in (t for member in members for t in member.transitions):
+            tokens[t.policy] += t.tokens
         air, overlong = config.air, config.overlong
         penalties = [member.penalties for member in members]
         return Batch(
@@ -330,7 +333,7 @@ class BatchBuilder:
             counters=dict(counters),
             air={} if air is None else shaping_metrics([member.shaping for member in members]),
             overlong={} if overlong is None else overlong_metrics(overlong, penalties),
-            usable_tokens=dict(_tokens_by_policy(members)),
+            usable_tokens=dict(tokens),
         )
 
 
@@ -732,14 +735,6 @@ def _token_weights(members: Sequence[_Member], config: BatchConfig) -> dict[Tran
         return of_policy[t.policy] if constant is None else rollouts * constant
 
     return {t.key: share / divisor(t) for t, share in calls}
-
-
-def _tokens_by_policy(members: Sequence[_Member]) -> Counter[str]:
-    tokens: Counter[str] = Counter()
-    for member in members:
-        for t in member.transitions:
-            tokens[t.policy] += t.tokens
-    return tokens
 
 
 def _rows(

@@ -139,9 +139,8 @@ def fit(steps: Sequence[StepMoments], start: Coefficients) -> Coefficients:
     for i, change in zip(varied, _solve(rows), strict=True):
         slopes[i] += change / spreads[i]
     coefficients = Coefficients(means[_CREDIT] - _dot(slopes, means[:_CREDIT]), *slopes)
-    return (
-        coefficients if all(map(math.isfinite, coefficients)) else start
-    )  # squares of rewards may overflow
+    # squares of rewards may overflow
+    return coefficients if all(map(math.isfinite, coefficients)) else start
 
 
 def _solve(rows: list[list[float]]) -> list[float]:

@@ -60,18 +60,13 @@ class RolloutChecks:
         note: function that prints a message for the user.
         agents: paths of all agents; None if the app does not declare them. If they are declared, an
             agent to train may make its first call in a later step.
-        needs_rewards: whether rollouts without a reward are reported.
     """
 
     def __init__(
-        self,
-        routing: Routing,
-        note: Callable[[str], None],
-        agents: Sequence[str] | None = None,
-        *,
-        needs_rewards: bool = True,
+        self, routing: Routing, note: Callable[[str], None], agents: Sequence[str] | None = None
     ) -> None:
-        self._needs_rewards = needs_rewards
+        self.needs_rewards = True
+        """Whether rollouts without a reward are reported."""
         self._routing = routing
         self._note = note
         self._agents: set[str] = set()
@@ -103,7 +98,7 @@ class RolloutChecks:
         """
         self._note_failures(episodes)
         self._note_damaged(episodes)
-        if self._needs_rewards:
+        if self.needs_rewards:
             self._note_unscored(episodes)
         self._callers |= callers_of(episodes)
         agents = (s for e in episodes for s in e.spans if s.kind is SpanKind.AGENT)

@@ -288,11 +288,11 @@ def keep_recorded(
         scores: per row, the learner's log-probabilities of its tokens.
         versions: policy → version of the current weights.
     """
-    kept = [list(values) for values in scores]
-    for row, values in zip(rows, kept, strict=True):
+    results = [list(values) for values in scores]
+    for row, values in zip(rows, results, strict=True):
         for start, length in row.responses:
             call = slice(start, start + length)
             sampled_by = set(compress(row.versions[call], row.mask[call]))
             if sampled_by - {versions.get(row.policy)}:
                 values[call] = row.logprobs[call]
-    return kept
+    return results

@@ -69,18 +69,10 @@ def check_lora(lora: object) -> None:
     check_kind("lora", lora, LoRA)
 
 
-class _Defaults(msgspec.Struct, frozen=True):
-    """Default bounds of a loss form."""
-
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None
-
-
-FORM_DEFAULTS: Final[Mapping[LossForm, _Defaults]] = {
-    "clip": _Defaults(0.2, 0.28, 3.0),
-    "gspo": _Defaults(3e-4, 4e-4, None),
-    "cispo": _Defaults(1.0, 4.0, None),
+FORM_DEFAULTS: Final[Mapping[LossForm, Mapping[str, float | None]]] = {
+    "clip": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None},
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0, "dual_clip": None},
 }
 """Loss form → its default bounds. Sources (arXiv): clip: clip-higher of DAPO (2503.14476). gspo:
 GSPO (2507.18071). cispo: MiniMax-M1 (2506.13585), which has no lower bound and publishes no upper
@@ -164,10 +156,9 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         kinds["correction"] = Correction
         for name, kind in kinds.items():
             check_choice(f"PolicyLoss: {name}", getattr(self, name), get_args(kind))
-        defaults = FORM_DEFAULTS[self.form]
-        for name in defaults.__struct_fields__:
+        for name, value in FORM_DEFAULTS[self.form].items():
             if getattr(self, name) is _OF_FORM:
-                msgspec.structs.force_setattr(self, name, getattr(defaults, name))
+                msgspec.structs.force_setattr(self, name, value)
         check_number("PolicyLoss: clip_low", self.clip_low, low=0, high=1)
         for name in ("clip_high", "kl", "entropy"):
             check_number(f"PolicyLoss: {name}", getattr(self, name), low=0)
@@ -182,18 +173,6 @@ class PolicyLoss(msgspec.Struct, frozen=True, kw_only=True):
         reason = "with importance_cap= or importance_mask=, which turn it off too: leave it out"
         validation.check_effect(self, "correction", not self.needs_old_logprobs, reason)
         validation.check_effect(self, "kl_estimator", self.kl, "without kl=: set it, as kl=0.02")
-
-    @property
-    def of_calls(self) -> str:
-        """The setting, as text, by which the loss of a token depends on the whole call.
-
-        Empty if there is no such setting.
-        """
-        if self.form == "gspo":
-            return "form='gspo'"
-        if self.importance_mask is not None:
-            return "importance_mask"
-        return "importance_level='sequence'" if self.importance_level == "sequence" else ""
 
     @property
     def needs_old_logprobs(self) -> bool:

@@ -98,9 +98,8 @@ class Session:
         self._sampler = self.algorithm.task_order(train)
         # raises if a key is not set, before anything is loaded
         _ = [each.endpoint.api_key for each in self.algorithm.routing().targets if each.endpoint]
-        self._rollout_checks = RolloutChecks(
-            self.algorithm.routing(), self.note, agents, needs_rewards=self.algorithm.needs_rewards
-        )
+        self._rollout_checks = RolloutChecks(self.algorithm.routing(), self.note, agents)
+        self._rollout_checks.needs_rewards = self.algorithm.needs_rewards
         self._stack = AsyncExitStack()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lightspan-learner")
         self._segment = new_id("")[-12:]

@@ -6,6 +6,21 @@ from collections.abc import Sequence
 
 from lightspan.errors import DataError
 from lightspan.lightning.rows import Row
+from lightspan.protocols.learner import Loss, PolicyLoss
+
+
+def call_setting(loss: Loss) -> str:
+    """Return the setting, as text, by which the loss of a token depends on the whole call.
+
+    Empty if there is no such setting.
+    """
+    if not isinstance(loss, PolicyLoss):
+        return ""
+    if loss.form == "gspo":
+        return "form='gspo'"
+    if loss.importance_mask is not None:
+        return "importance_mask"
+    return "importance_level='sequence'" if loss.importance_level == "sequence" else ""
 
 
 def number_calls(rows: Sequence[Row], selected: Sequence[Sequence[int]], setting: str) -> list[int]:

@@ -19,7 +19,7 @@ from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Loss, PolicyLoss
 from lightspan_torch.engine.grammars import forbidden
 from lightspan_torch.learner import losses
-from lightspan_torch.learner.call_index import number_calls
+from lightspan_torch.learner.call_index import call_setting, number_calls
 from lightspan_torch.learner.masks import Replays, mask_table
 from lightspan_torch.learner.metrics import MetricAccumulator
 from lightspan_torch.learner.objective import TokenValues, policy_losses
@@ -106,7 +106,7 @@ class SelectedTokens:
         Raises:
             DataError: a row's `responses` are missing or invalid.
         """
-        numbers = number_calls(self.rows, self.selected, loss.of_calls)
+        numbers = number_calls(self.rows, self.selected, call_setting(loss))
         calls = torch.tensor(numbers, dtype=torch.int64, device=self.targets.device)
         behaviour = self.values.behaviour
         old = behaviour if self.values.old is None else self.values.old

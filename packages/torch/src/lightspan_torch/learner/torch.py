@@ -55,6 +55,7 @@ from lightspan_torch.engine.weights import (
     load_model,
     numerics,
 )
+from lightspan_torch.learner.call_index import call_setting
 from lightspan_torch.learner.checkpoint import (
     FORMAT,
     check_manifest,
@@ -538,7 +539,7 @@ class TorchLearner(Learner):
             model.training(),
             model.using("policy") as plain,
         ):
-            if isinstance(loss, PolicyLoss) and loss.of_calls:
+            if isinstance(loss, PolicyLoss) and call_setting(loss):
                 tokens.add_call_values(loss, partial(self._old, policy, plain, passes, tokens))
             head = training_head(model, plain, tokens, loss, metrics)
             head = head if call_states is None else call_states.before(head)
