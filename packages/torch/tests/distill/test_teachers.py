@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lightspan.errors import ConfigError, EngineError, ModelError, UnsupportedError
 from lightspan.lightning.rows import Row
@@ -110,6 +112,18 @@ async def test_the_teacher_has_the_temperature_of_each_token(student: Path, teac
     assert scores[0][-1] != pytest.approx(
         TorchLearner({"writer": teacher}).score(make_rows())[0][-1], abs=1e-3
     )
+
+
+async def test_a_teacher_that_gives_nan_teaches_nothing(
+    student: Path, teacher: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(teacher, tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    local = LocalTeacher(TeacherModel(model=str(damaged)), [str(student)], 200)
+    with pytest.raises(ModelError, match="gives NaN as the log-probability of a token"):
+        await local.score(World(TorchLearner({"writer": student})), make_rows())  # type: ignore[arg-type]
 
 
 async def test_a_lora_adapter_teaches_merged(student: Path, teacher: Path, tmp_path: Path) -> None:
