@@ -146,7 +146,7 @@ def test_an_interrupted_run_continues_to_the_same_weights(
             Preferences(tiny, **options).fit(PAIRS, target, reporter=Stopped(after=2))
     finally:
         signal.signal(signal.SIGINT, handler)
-    for changed in ({"beta": 0.2}, {"learner": Torch(dtype="float64")}):
+    for changed in ({"beta": 0.2}, {"seed": 1}, {"learner": Torch(dtype="float64")}):
         with pytest.raises(ConfigError, match="was made with other settings"):
             Preferences(tiny, **{**options, **changed}).fit(
                 PAIRS, target, reporter=QUIET, resume=True
@@ -368,6 +368,28 @@ def test_whole_prompts_are_held_out() -> None:
     assert split(prompts[:3], 0.25, seed=3) == ([0, 1, 2], [])
     assert evaluation_points(3, 10) == [0, 1, 2, 3]
     assert evaluation_points(40, 10) == list(range(0, 41, 4))
+
+
+@pytest.mark.parametrize(("examples", "loss"), [(VERDICTS, "kto"), (PAIRS, "dpo")])
+def test_held_out_answers_change_no_update(
+    tiny: Path, tmp_path: Path, examples: list[Any], loss: Any
+) -> None:
+    """Check it by other answers to the held-out prompts, neither trained nor references of KTO."""
+    answers, pairs = _rows(examples, tiny)
+    prompts = [each.prompt_ids for each in pairs or [demo for demo, _ in answers]]
+    train, held_out = split(prompts, 0.34, 0)
+    assert min(held_out) < len(train)  # places among the trained ones are not those among all
+    others = [
+        json.loads(json.dumps(example).replace('"yes"', '"of"')) if place in held_out else example
+        for place, example in enumerate(examples)
+    ]
+    options = FAST | {"held_out": 0.34, "epochs": 3, "beta": 1.0, "loss": loss}
+    results = [
+        Preferences(tiny, **options).fit(each, tmp_path / name, reporter=QUIET)
+        for name, each in (("one", examples), ("two", others))
+    ]
+    assert results[1].losses == pytest.approx(results[0].losses, abs=1e-4)
+    assert results[1].curve[-1].loss != pytest.approx(results[0].curve[-1].loss, abs=1e-3)
 
 
 def test_the_reference_points_answers_are_of_other_prompts() -> None:

@@ -429,7 +429,7 @@ class Preferences:
 
         def evaluate() -> dict[str, float]:
             done = len(progress.losses)
-            if done in points and all(entry["update"] != done for entry in progress.curve):
+            if done in points:  # a checkpoint has no entry of its last update yet
                 progress.curve.append({"update": done, **objective.evaluate(answers, held_out)})
             last = progress.curve[-1] if progress.curve else {}
             return {f"held_out_{name}": last[name] for name in ("accuracy",) if name in last}
