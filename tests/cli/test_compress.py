@@ -150,7 +150,7 @@ def test_the_app_is_compared_with_its_endpoint(
     assert main([*COMMAND, *QUICK, *arguments, *prices, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report["before"]["evaluation"]["rewards"].values()) == {1.0}
-    assert report["before"]["calls"] == report["after"]["calls"] == 3
+    assert report["before"]["tokens"]["calls"] == report["after"]["tokens"]["calls"] == 3
     assert report["before"]["tokens"]["input"] == 4
     assert report["after"]["tokens"]["uncounted"] == 0
     assert report["after"]["seconds"] > 0

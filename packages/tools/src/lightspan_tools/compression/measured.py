@@ -21,16 +21,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What the app did on the held-out tasks, with one endpoint or model."""
 
     evaluation: Evaluation
-    calls: int
-    """Number of answered calls of the chosen agents."""
     tokens: Tokens
+    """The tokens of the answered calls of the chosen agents."""
     seconds: float
     """Seconds in which at least one of these calls was being answered."""
 
     @property
     def seconds_per_call(self) -> float:
         """Seconds of the machine per call: calls that are answered together share them."""
-        return self.seconds / max(1, self.calls)
+        return self.seconds / max(1, self.tokens.calls)
 
 
 def read_measured(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Measured:
@@ -54,7 +53,6 @@ def read_measured(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Me
     ]
     return Measured(
         evaluation=evaluation,
-        calls=len(answered),
         tokens=Tokens.of(answered),
         seconds=busy_seconds(answered),
     )

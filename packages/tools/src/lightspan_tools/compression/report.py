@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +39,11 @@ class FineTuning(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CompressionReport:
     """What `lightspan compress` did."""
 
-    settings: Any
-    """The `Compression`."""
+    settings: Compression
     recorded: Recorded
     tuning: FineTuning
     before: Measured | None = None
@@ -70,19 +71,18 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def costs(self) -> dict[str, float]:
         """Cost of 1,000 calls: `recorded` if there are prices, `small` if measured with a price."""
-        settings: Compression = self.settings
-        costs = {}
+        settings, costs = self.settings, {}
         tokens = self.recorded.tokens
         if settings.prices is not None and tokens.calls > tokens.uncounted:
             costs["recorded"] = tokens.cost_per_1000(settings.prices)
-        if settings.price_per_hour is not None and self.after is not None and self.after.calls:
-            costs["small"] = 1000 * self.after.seconds_per_call * settings.price_per_hour / 3600
+        after, price = self.after, settings.price_per_hour
+        if price is not None and after is not None and after.tokens.calls:
+            costs["small"] = 1000 * after.seconds_per_call * price / 3600
         return costs
 
     def text(self) -> str:
         """Return the report as lines of text."""
-        settings: Compression = self.settings
-        recorded = self.recorded
+        settings, recorded = self.settings, self.recorded
         callers = ", ".join(f"{path} {count:,}" for path, count in recorded.agents.items())
         lines = [
             f"{plural(recorded.attempts, 'attempt')} recorded; calls by agent: {callers or 'none'}",
@@ -115,7 +115,7 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
         return [*lines, f"difference of the small model: {gain}"]
 
     def _advice(self) -> list[str]:
-        settings: Compression = self.settings
+        settings = self.settings
         if self.is_plan:
             return ["nothing was written: leave --dry-run out to fine-tune"]
         optimize = f", optimize={list(settings.agents)!r}" if settings.agents else ""
