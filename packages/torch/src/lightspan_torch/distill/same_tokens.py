@@ -98,22 +98,3 @@ def check_ids(tokenizer: Any, text: str, ids: list[int], server: str) -> None:
         f"{own[place : place + 3]} for the student and {ids[place : place + 3]} for the teacher. "
         f"{RECIPE}"
     )
-
-
-def check_token(tokenizer: Any, token: int, text: str, server: str) -> None:
-    """Compare the text that a server decoded from an id with the student's.
-
-    Nothing is compared if a text is empty or the token is a part of a character. Spaces at its ends
-    are left out, because some tokenizers drop them from a token alone.
-
-    Raises:
-        ConfigError: the texts differ.
-    """
-    own = tokenizer.decode([token])
-    is_part = not own or not text or "\ufffd" in own + text
-    if is_part or own.strip() == text.strip():
-        return
-    raise ConfigError(
-        f"the student and the teacher {server} have different tokenizers: token {token} is "
-        f"{own!r} for the student and {text!r} for the teacher. {RECIPE}"
-    )
