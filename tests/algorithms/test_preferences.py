@@ -29,11 +29,18 @@ from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.lightning.episode import build_episode
 from lightspan.progress import SilentReporter
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import AttemptStatus, Outcome
+from lightspan.schema.records import AttemptStatus, Mode, Outcome
+from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.schema.token_records import FinishReason, TokenRecord
 from lightspan.stores import open_store
 from lightspan_testing.scripted import Reply, ScriptedServer
-from lightspan_testing.strategies import make_attempt, make_record, make_rollout, make_span
+from lightspan_testing.strategies import (
+    make_attempt,
+    make_call_span,
+    make_record,
+    make_rollout,
+    make_span,
+)
 from lightspan_torch import Preferences
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.config import Torch
@@ -409,6 +416,13 @@ def test_the_reference_points_answers_are_of_other_prompts() -> None:
     assert one == [verdicts[1].response_ids, verdicts[0].response_ids]
 
 
+def test_the_threshold_is_the_lowest_score_of_a_desirable_answer(tiny: Path) -> None:
+    example = {"messages": [*_asked("?"), _answer("yes")]}
+    examples = [{**example, "reward": reward} for reward in (0.49, 0.5, 0.51)]
+    check = Preferences(tiny).check(examples, reporter=QUIET)
+    assert (check.desirable, check.undesirable) == (2, 1)
+
+
 # --- what is said about it ------------------------------------------------------------------
 def test_few_unbalanced_and_contradictory_verdicts_are_reported(
     tiny: Path, tmp_path: Path, lines: Any
@@ -778,8 +792,9 @@ def test_one_of_several_trainings_is_chosen(tiny: Path, tmp_path: Path) -> None:
             rollouts = [
                 make_rollout(name, run_id=name, task_id=name) for name in ("first", "second")
             ]
-            await store.enqueue(rollouts)
-            assert len(await store.claim("runner", 2, 60.0)) == 2
+            held_out = make_rollout("held", run_id="second", task_id="held", mode=Mode.VAL)
+            await store.enqueue([*rollouts, held_out])
+            assert len(await store.claim("runner", 3, 60.0)) == 3
 
     async def read() -> list[str]:
         async with open_store(url) as store:
@@ -807,6 +822,18 @@ def test_records_of_another_tokenizer_are_counted(tiny: Path) -> None:
     assert "call 1 has the token 200000, but the model's tokenizer has" in rated.example
 
 
+def _in_a_failed_try(record: TokenRecord) -> Any:
+    """Return an episode whose only call is of an agent that failed and was tried again."""
+    agent: dict[str, Any] = {"attributes": {c.AGENT_PATH: "writer"}}
+    spans = [
+        make_span("1", SpanKind.AGENT, status=SpanStatus.ERROR, start_ns=1, end_ns=3, **agent),
+        make_span("2", SpanKind.AGENT, start_ns=4, end_ns=6, **agent),
+        make_call_span(record.call_id, parent_id="1"),
+    ]
+    attempt = make_attempt(status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+    return build_episode(attempt, make_rollout(), spans, [record])
+
+
 def test_damaged_and_truncated_records_are_counted() -> None:
     whole = make_record("c", (7, 8), (9, 10))
     cut = msgspec.structs.replace(whole, response=whole.response[:-1])
@@ -821,6 +848,7 @@ def test_damaged_and_truncated_records_are_counted() -> None:
     _add(replace(_episode(whole), status=AttemptStatus.RUNNING, outcome=None), [], result)
     _add(replace(_episode(whole), departed="another prompt"), [], result)
     _add(replace(_episode(whole), outcome=Outcome.APP_ERROR), [], result)
+    _add(_in_a_failed_try(whole), [], result)
     assert [call.answer for call in result.calls] == [
         Demonstration(prompt_ids=[7, 8], response_ids=[9, 10])
     ]
@@ -830,4 +858,5 @@ def test_damaged_and_truncated_records_are_counted() -> None:
         "that the app broke off": 1,
         "of attempts that did not end by themselves": 2,
         "of rollouts whose app failed": 1,
+        "in failed tries": 1,
     }
