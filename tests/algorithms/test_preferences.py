@@ -730,9 +730,9 @@ def test_calls_of_a_training_have_their_exact_tokens(
         for call in episode.calls
         if call.agent == "writer" and call.record is not None
     ]
-    found = [(c.answer.prompt_ids, c.answer.response_ids, c.score) for c in calls]
-    assert sorted(found) == sorted(expected)
-    assert len(found) == 8
+    results = [(c.answer.prompt_ids, c.answer.response_ids, c.score) for c in calls]
+    assert sorted(results) == sorted(expected)
+    assert len(results) == 8
     options: dict[str, Any] = {**FAST, "from_store": trained, "agents": "writer"}
     result = Preferences(tiny, loss="dpo", **options).fit(folder=tmp_path / "model", reporter=QUIET)
     assert result.check.desirable > 0

@@ -109,13 +109,13 @@ def test_the_formulas_one_answer_at_a_time() -> None:
         weight / (1 + math.exp(sign * beta * (ratio - reference)))
         for ratio, (sign, weight) in zip(ratios, [(1, 2.0), (-1, 3.0)] * 2, strict=True)
     ]
-    found = kto_losses(
+    losses = kto_losses(
         *(RATIOS, DESIRABLE, torch.tensor(reference)),
         beta=beta,
         desirable_weight=2.0,
         undesirable_weight=3.0,
     )
-    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert losses.tolist() == pytest.approx(expected, rel=1e-6)
     pairs = zip(ratios[:2], ratios[2:], strict=True)
     assert dpo_losses(RATIOS[:2], RATIOS[2:], beta=beta).tolist() == pytest.approx(
         [math.log(1 + math.exp(-beta * (better - worse))) for better, worse in pairs]

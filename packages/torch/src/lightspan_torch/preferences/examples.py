@@ -354,11 +354,11 @@ def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[li
     """
     distinct = sorted({tuple(prompt) for prompt in prompts})
     random.Random(seed).shuffle(distinct)
-    held = set(distinct[: int(share * len(distinct))])
+    test_prompts = set(distinct[: int(share * len(distinct))])
     train: list[int] = []
     test: list[int] = []
     for index, prompt in enumerate(prompts):
-        (test if tuple(prompt) in held else train).append(index)
+        (test if tuple(prompt) in test_prompts else train).append(index)
     return train, test
 
 
