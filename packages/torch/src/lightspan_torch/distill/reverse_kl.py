@@ -88,7 +88,7 @@ def distil(
     """Add log q - log p - b to the advantage of every trained token.
 
     Args:
-        rows: rows whose advantages are those of the reward, by its weight.
+        rows: rows whose advantages are those of the reward, times its weight.
         teacher: per row, log q of each token; entries of tokens that are not trained are unused.
         student: per row, log p of each token, likewise.
         explanations: (attempt id, call id, choice) → explanation of the reward's part.

@@ -32,7 +32,7 @@ RETRY_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ROUNDING: Final = 1e-3
 """Log-probabilities up to this number are taken as rounded."""
-_REASON: Final = 300
+_MAX_REASON: Final = 300
 """Maximum characters of a server's text in an error message."""
 
 
@@ -70,10 +70,10 @@ class ServerTeacher(Scorer[TeacherServer]):
         served = {str(each["id"]): each for each in entries or () if "id" in each}
         name = self._settings.model or (next(iter(served)) if len(served) == 1 else "")
         if name not in served:
-            wish = f"no model {name!r}" if name else "several models, of which none was chosen"
+            problem = f"no model {name!r}" if name else f"{len(served)} models and none was chosen"
             raise ConfigError(
-                f"the server at {self._settings.url} has {wish}: give TeacherServer(model=) one of "
-                f"{', '.join(map(repr, served)) or 'its models'}"
+                f"the server at {self._settings.url} has {problem}: give TeacherServer(model=) "
+                f"one of {', '.join(map(repr, served)) or 'its models'}"
             )
         first = load_tokenizer(self._students[0])
         for model in self._students:
@@ -228,7 +228,7 @@ class ServerTeacher(Scorer[TeacherServer]):
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                text = error.read(_REASON).decode("utf-8", "replace")
+                text = error.read(_MAX_REASON).decode("utf-8", "replace")
             message = f"the teacher at {url} answered HTTP {error.code}: {' '.join(text.split())}"
             if error.code in _TEMPORARY:
                 raise Unreachable(message) from error

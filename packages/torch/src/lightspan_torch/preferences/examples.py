@@ -49,7 +49,7 @@ _Ids = TypeVar("_Ids", bound=Verdict | Pair)
 
 @dataclass(slots=True)
 class Rated:
-    """What is known about answers, as token ids."""
+    """Answers with scores or in pairs, as token ids, and what was left out."""
 
     answers: list[tuple[Demonstration, float]] = field(default_factory=list)
     """Answers with their scores."""
@@ -90,7 +90,8 @@ class Rated:
                 chosen, rejected = (
                     self._render(
                         Demonstration(prompt_ids=example.prompt_ids, response_ids=ids),
-                        *(tokenizer, label),
+                        tokenizer,
+                        label,
                     )
                     for ids in (example.chosen_ids, example.rejected_ids)
                 )
@@ -115,7 +116,8 @@ class Rated:
             chosen, rejected = (
                 self._render(
                     {"messages": [*prompt, _answer(example, name, label)], "tools": tools},
-                    *(tokenizer, label),
+                    tokenizer,
+                    label,
                 )
                 for name in names
             )
