@@ -14,7 +14,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.token_records import CallOutcome
 from lightspan.training.results import Evaluation
 from lightspan_testing.strategies import make_call_span, make_record
-from lightspan_tools.compression.measured import Measured, busy_seconds
+from lightspan_tools.compression.measurement import Measurement, busy_seconds
 from lightspan_tools.compression.recorded import Recorded, Tokens
 from lightspan_tools.compression.report import CompressionReport, FineTuning
 from lightspan_tools.compression.run import Compression
@@ -61,10 +61,10 @@ def test_agents_are_matched_by_name_and_path() -> None:
     assert not is_of(call("1"), ("reply",))
 
 
-def measured(rewards: dict[str, float]) -> Measured:
+def measurement(rewards: dict[str, float]) -> Measurement:
     tokens = Tokens(calls=4, uncounted=0, input=90, output=6)
     evaluation = Evaluation(step=0, rewards=rewards)
-    return Measured(evaluation=evaluation, tokens=tokens, seconds=2.0)
+    return Measurement(evaluation=evaluation, tokens=tokens, seconds=2.0)
 
 
 SETTINGS = ("prices", "price_per_hour", "agents")
@@ -90,8 +90,8 @@ def test_the_report_of_a_comparison() -> None:
         prices=(2, 8),
         price_per_hour=0.36,
         agents=("sort",),
-        before=measured({"a": 0.0, "b": 1.0}),
-        after=measured({"a": 1.0, "b": 1.0}),
+        before=measurement({"a": 0.0, "b": 1.0}),
+        after=measurement({"a": 1.0, "b": 1.0}),
     )
     assert comparison.costs == {"recorded": pytest.approx(0.28), "small": pytest.approx(0.05)}
     assert comparison.gain is not None
@@ -119,7 +119,7 @@ def test_the_report_without_a_comparison_says_how_to_get_one() -> None:
     assert "--resume --app MODULE:APP --tasks FILE.jsonl" in text
     assert "--price INPUT OUTPUT" in text
     assert json.loads(report().json())["difference"] is None
-    unpriced = report(prices=(1, 1), before=measured({}), after=measured({"a": 1.0}))
+    unpriced = report(prices=(1, 1), before=measurement({}), after=measurement({"a": 1.0}))
     assert "no task was scored with both" in unpriced.text()
     assert "--price-per-hour PRICE" in unpriced.text()
 

@@ -11,7 +11,7 @@ import msgspec
 
 from lightspan.progress import plural
 from lightspan.training.statistics import Interval, paired_gain
-from lightspan_tools.compression.measured import Measured
+from lightspan_tools.compression.measurement import Measurement
 from lightspan_tools.compression.recorded import Recorded, Tokens
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class CompressionReport:
     settings: Compression
     recorded: Recorded
     tuning: FineTuning
-    before: Measured | None = None
+    before: Measurement | None = None
     """The held-out tasks with the app's own endpoint; None without an app."""
-    after: Measured | None = None
+    after: Measurement | None = None
     """The same with the small model."""
 
     @property
@@ -137,7 +137,7 @@ class CompressionReport:
 
     def json(self) -> str:
         """Return the report as JSON."""
-        measured = {
+        measurements = {
             name: None if each is None else _plain(each)
             for name, each in (("before", self.before), ("after", self.after))
         }
@@ -145,16 +145,16 @@ class CompressionReport:
         report = {
             "recorded": msgspec.to_builtins(self.recorded),
             "tuning": msgspec.to_builtins(self.tuning),
-            **measured,
+            **measurements,
             "difference": gain,
             "cost_per_1000_calls": self.costs,
         }
         return json.dumps(report, indent=2)
 
 
-def _plain(measured: Measured) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(measured)
-    return plain | {"seconds_per_call": measured.seconds_per_call}
+def _plain(measurement: Measurement) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(measurement)
+    return plain | {"seconds_per_call": measurement.seconds_per_call}
 
 
 def _scores(recorded: Recorded) -> str:

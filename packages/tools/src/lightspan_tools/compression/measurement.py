@@ -17,7 +17,7 @@ from lightspan.training.results import Evaluation
 from lightspan_tools.compression.recorded import Tokens
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """What the app did on the held-out tasks, with one endpoint or model."""
 
     evaluation: Evaluation
@@ -32,7 +32,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return self.seconds / max(1, self.tokens.calls)
 
 
-def read_measured(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Measured:
+def read_measurement(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Measurement:
     """Read the calls of an evaluation from the store of its run.
 
     Args:
@@ -51,7 +51,7 @@ def read_measured(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Me
         for call in episode.calls
         if call.outcome is CallOutcome.OK and is_of(call, agents)
     ]
-    return Measured(
+    return Measurement(
         evaluation=evaluation,
         tokens=Tokens.of(answered),
         seconds=busy_seconds(answered),
