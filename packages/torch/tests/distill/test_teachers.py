@@ -69,6 +69,9 @@ class World:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def explain(self, explanations: Any) -> None:
+        assert not explanations
+
 
 def make_rows(count: int = 5) -> list[Row]:
     """Return rows at temperature 1, some of which share a prefix; not all tokens are trained."""
@@ -123,6 +126,14 @@ async def test_a_teacher_that_gives_nan_teaches_nothing(
     local = LocalTeacher(TeacherModel(model=str(damaged)), [str(student)], 200)
     with pytest.raises(ModelError, match="gives NaN as the log-probability of a token"):
         await local.score(World(TorchLearner({"writer": student})), make_rows())  # type: ignore[arg-type]
+
+
+async def test_a_step_without_rows_loads_no_teacher(student: Path, tmp_path: Path) -> None:
+    """A metric of no tokens would look as if the student were its teacher."""
+    algorithm = Distill(student, teacher=tmp_path / "missing", learning_rate=1e-4)
+    batch = algorithm.prepare([]).finish()
+    metrics, skipped = await algorithm._update(World(), batch, 1.0)  # type: ignore[arg-type]
+    assert (metrics, [*skipped]) == ({}, [])
 
 
 async def test_a_lora_adapter_teaches_merged(student: Path, teacher: Path, tmp_path: Path) -> None:
