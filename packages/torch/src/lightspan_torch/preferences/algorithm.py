@@ -372,10 +372,12 @@ class Preferences:
             )
 
     def _optimizer(self) -> Optimizer:
+        if self.optimizer is not None:
+            return self.optimizer
         rate = self.learning_rate
-        if rate is None and self.optimizer is None:
+        if rate is None:
             rate = default_rate(count_parameters(self.model), lora=self.lora is not None)
-        return self.optimizer or Optimizer(learning_rate=rate or 0.0)
+        return Optimizer(learning_rate=rate)
 
     def _objective(
         self, data: _Data, sides: tuple[list[int], list[int]], context: int
