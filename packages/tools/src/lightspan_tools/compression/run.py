@@ -73,7 +73,7 @@ class Compression:
 
 
 class _Endpoint(Algorithm):
-    """Trains nothing: all calls go where the app sends them."""
+    """Algorithm without training, in which all calls go where the app sends them."""
 
     def policies(self) -> dict[str, PolicySpec]:
         return {}
