@@ -139,6 +139,16 @@ class Stopped(SilentReporter):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class Counter(SilentReporter):
+    """A reporter that records numbers of updates: first those of the checkpoint."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def advance(self, count: int = 1, **values: float | str) -> None:
+        self.updates.append(count)
+
+
 @pytest.mark.parametrize(("lora", "loss"), [(None, "kto"), (LoRA(rank=4), "dpo")])
 def test_an_interrupted_run_continues_to_the_same_weights(
     tiny: Path, tmp_path: Path, lora: LoRA | None, loss: Any
@@ -200,14 +210,9 @@ def test_a_killed_run_continues_to_the_same_weights(tiny: Path, tmp_path: Path) 
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not target.exists()
-    updates: list[Any] = []
-
-    class Counted(SilentReporter):
-        def advance(self, count: int = 1, **values: float | str) -> None:
-            updates.append(count)
-
-    resumed = Preferences(tiny, **KILLED).fit(VERDICTS, target, reporter=Counted(), resume=True)
-    assert updates[0] > 0  # those of the process that was killed
+    counter = Counter()
+    resumed = Preferences(tiny, **KILLED).fit(VERDICTS, target, reporter=counter, resume=True)
+    assert counter.updates[0] > 0  # those of the process that was killed
     whole = Preferences(tiny, **KILLED).fit(VERDICTS, tmp_path / "whole", reporter=QUIET)
     assert (resumed.losses, resumed.curve) == (whole.losses, whole.curve)
     weights = [(path / "model.safetensors").read_bytes() for path in (whole.model, target)]
@@ -227,7 +232,9 @@ def test_a_checkpoint_is_read_whose_renaming_was_cut_off(tiny: Path, tmp_path: P
         signal.signal(signal.SIGINT, handler)
     unfinished.rename(tmp_path / "model.unfinished.part")
     unfinished.mkdir()  # half deleted
-    resumed = Preferences(tiny, **options).fit(VERDICTS, target, reporter=QUIET, resume=True)
+    counter = Counter()
+    resumed = Preferences(tiny, **options).fit(VERDICTS, target, reporter=counter, resume=True)
+    assert counter.updates[0] == 3
     assert resumed.losses == whole.losses
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
         target / "model.safetensors"
