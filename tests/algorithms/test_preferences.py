@@ -210,8 +210,11 @@ def test_a_killed_run_continues_to_the_same_weights(tiny: Path, tmp_path: Path) 
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not target.exists()
-    with pytest.raises(ConfigError, match="was made with other settings or examples"):
-        Preferences(tiny, **KILLED).fit(VERDICTS[::-1], target, reporter=QUIET, resume=True)
+    for examples, changed in ((VERDICTS[::-1], {}), (VERDICTS, {"desirable_weight": 3.0})):
+        with pytest.raises(ConfigError, match="was made with other settings or examples"):
+            Preferences(tiny, **{**KILLED, **changed}).fit(
+                examples, target, reporter=QUIET, resume=True
+            )
     counter = Counter()
     resumed = Preferences(tiny, **KILLED).fit(VERDICTS, target, reporter=counter, resume=True)
     assert counter.updates[0] > 0  # those of the process that was killed
