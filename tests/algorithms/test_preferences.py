@@ -29,11 +29,18 @@ from lightspan.errors import CheckpointError, ConfigError, DataError
 from lightspan.lightning.episode import build_episode
 from lightspan.progress import SilentReporter
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.records import AttemptStatus, Outcome
+from lightspan.schema.records import AttemptStatus, Mode, Outcome
+from lightspan.schema.spans import SpanKind, SpanStatus
 from lightspan.schema.token_records import FinishReason, TokenRecord
 from lightspan.stores import open_store
 from lightspan_testing.scripted import Reply, ScriptedServer
-from lightspan_testing.strategies import make_attempt, make_record, make_rollout, make_span
+from lightspan_testing.strategies import (
+    make_attempt,
+    make_call_span,
+    make_record,
+    make_rollout,
+    make_span,
+)
 from lightspan_torch import Preferences
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.config import Torch
@@ -132,6 +139,16 @@ class Stopped(SilentReporter):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class Counter(SilentReporter):
+    """A reporter that records numbers of updates: first those of the checkpoint."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def advance(self, count: int = 1, **values: float | str) -> None:
+        self.updates.append(count)
+
+
 @pytest.mark.parametrize(("lora", "loss"), [(None, "kto"), (LoRA(rank=4), "dpo")])
 def test_an_interrupted_run_continues_to_the_same_weights(
     tiny: Path, tmp_path: Path, lora: LoRA | None, loss: Any
@@ -146,7 +163,7 @@ def test_an_interrupted_run_continues_to_the_same_weights(
             Preferences(tiny, **options).fit(PAIRS, target, reporter=Stopped(after=2))
     finally:
         signal.signal(signal.SIGINT, handler)
-    for changed in ({"beta": 0.2}, {"learner": Torch(dtype="float64")}):
+    for changed in ({"beta": 0.2}, {"seed": 1}, {"learner": Torch(dtype="float64")}):
         with pytest.raises(ConfigError, match="was made with other settings"):
             Preferences(tiny, **{**options, **changed}).fit(
                 PAIRS, target, reporter=QUIET, resume=True
@@ -193,14 +210,14 @@ def test_a_killed_run_continues_to_the_same_weights(tiny: Path, tmp_path: Path) 
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not target.exists()
-    updates: list[Any] = []
-
-    class Counted(SilentReporter):
-        def advance(self, count: int = 1, **values: float | str) -> None:
-            updates.append(count)
-
-    resumed = Preferences(tiny, **KILLED).fit(VERDICTS, target, reporter=Counted(), resume=True)
-    assert updates[0] > 0  # those of the process that was killed
+    for examples, changed in ((VERDICTS[::-1], {}), (VERDICTS, {"desirable_weight": 3.0})):
+        with pytest.raises(ConfigError, match="was made with other settings or examples"):
+            Preferences(tiny, **{**KILLED, **changed}).fit(
+                examples, target, reporter=QUIET, resume=True
+            )
+    counter = Counter()
+    resumed = Preferences(tiny, **KILLED).fit(VERDICTS, target, reporter=counter, resume=True)
+    assert counter.updates[0] > 0  # those of the process that was killed
     whole = Preferences(tiny, **KILLED).fit(VERDICTS, tmp_path / "whole", reporter=QUIET)
     assert (resumed.losses, resumed.curve) == (whole.losses, whole.curve)
     weights = [(path / "model.safetensors").read_bytes() for path in (whole.model, target)]
@@ -220,7 +237,9 @@ def test_a_checkpoint_is_read_whose_renaming_was_cut_off(tiny: Path, tmp_path: P
         signal.signal(signal.SIGINT, handler)
     unfinished.rename(tmp_path / "model.unfinished.part")
     unfinished.mkdir()  # half deleted
-    resumed = Preferences(tiny, **options).fit(VERDICTS, target, reporter=QUIET, resume=True)
+    counter = Counter()
+    resumed = Preferences(tiny, **options).fit(VERDICTS, target, reporter=counter, resume=True)
+    assert counter.updates[0] == 3
     assert resumed.losses == whole.losses
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() == (
         target / "model.safetensors"
@@ -370,6 +389,28 @@ def test_whole_prompts_are_held_out() -> None:
     assert evaluation_points(40, 10) == list(range(0, 41, 4))
 
 
+@pytest.mark.parametrize(("examples", "loss"), [(VERDICTS, "kto"), (PAIRS, "dpo")])
+def test_held_out_answers_change_no_update(
+    tiny: Path, tmp_path: Path, examples: list[Any], loss: Any
+) -> None:
+    """Check it by other answers to the held-out prompts, neither trained nor references of KTO."""
+    answers, pairs = _rows(examples, tiny)
+    prompts = [each.prompt_ids for each in pairs or [demo for demo, _ in answers]]
+    train, held_out = split(prompts, 0.34, 0)
+    assert min(held_out) < len(train)  # places among the trained ones are not those among all
+    others = [
+        json.loads(json.dumps(example).replace('"yes"', '"of"')) if place in held_out else example
+        for place, example in enumerate(examples)
+    ]
+    options = FAST | {"held_out": 0.34, "epochs": 3, "beta": 1.0, "loss": loss}
+    results = [
+        Preferences(tiny, **options).fit(each, tmp_path / name, reporter=QUIET)
+        for name, each in (("one", examples), ("two", others))
+    ]
+    assert results[1].losses == pytest.approx(results[0].losses, abs=1e-4)
+    assert results[1].curve[-1].loss != pytest.approx(results[0].curve[-1].loss, abs=1e-3)
+
+
 def test_the_reference_points_answers_are_of_other_prompts() -> None:
     verdicts = [
         Verdict(prompt_ids=[n // 2], response_ids=[10 + n] * (n + 1), desirable=True)
@@ -385,6 +426,13 @@ def test_the_reference_points_answers_are_of_other_prompts() -> None:
     assert mismatched(verdicts[:1], 100, seed=0) == [None]
     one = mismatched(verdicts[:2], 100, seed=0)
     assert one == [verdicts[1].response_ids, verdicts[0].response_ids]
+
+
+def test_the_threshold_is_the_lowest_score_of_a_desirable_answer(tiny: Path) -> None:
+    example = {"messages": [*_asked("?"), _answer("yes")]}
+    examples = [{**example, "reward": reward} for reward in (0.49, 0.5, 0.51)]
+    check = Preferences(tiny).check(examples, reporter=QUIET)
+    assert (check.desirable, check.undesirable) == (2, 1)
 
 
 # --- what is said about it ------------------------------------------------------------------
@@ -694,9 +742,9 @@ def test_calls_of_a_training_have_their_exact_tokens(
         for call in episode.calls
         if call.agent == "writer" and call.record is not None
     ]
-    found = [(c.answer.prompt_ids, c.answer.response_ids, c.score) for c in calls]
-    assert sorted(found) == sorted(expected)
-    assert len(found) == 8
+    results = [(c.answer.prompt_ids, c.answer.response_ids, c.score) for c in calls]
+    assert sorted(results) == sorted(expected)
+    assert len(results) == 8
     options: dict[str, Any] = {**FAST, "from_store": trained, "agents": "writer"}
     result = Preferences(tiny, loss="dpo", **options).fit(folder=tmp_path / "model", reporter=QUIET)
     assert result.check.desirable > 0
@@ -731,21 +779,18 @@ def test_policies_of_another_tokenizer_of_equal_size_are_left_out(tiny: Path) ->
     """All of its token ids are in the vocabulary, but mean other texts."""
     tokenizer = load_tokenizer(tiny)
     result = RatedCalls()
-    for policy, shift in (("own", 0), ("foreign", 1)):
+    shifts = {"own": (0, 0, 1, 0), "foreign": (1, 1, 1, 1), "chance": (1, 0, 1, 1)}
+    for policy, shift in shifts.items():
         for number, text in enumerate(("Rome", "blue", "loud", "loud")):
-            ids = [id + shift for id in tokenizer.encode(text)]
+            ids = [id + shift[number] for id in tokenizer.encode(text)]
             record = make_record(f"{policy}-{number}", (7, 8), ids, policy=policy)
             _add(_answered(record, text), [], result)
     rated = Rated()
     rated.add_stored(result.calls, tokenizer)
-    assert [tokenizer.decode(demo.response_ids) for demo, _ in rated.answers] == [
-        "Rome",
-        "blue",
-        "loud",
-        "loud",
-    ]
-    assert rated.left_out == {"with token ids of another tokenizer": 4}
-    assert "an answer of policy 'foreign' is 'loud', but its token ids are" in rated.example
+    texts = [tokenizer.decode(demo.response_ids) for demo, _ in rated.answers]
+    assert texts[:2] + texts[3:] == ["Rome", "blue", "loud"]
+    assert rated.left_out == {"with token ids of another tokenizer": 8}
+    assert "an answer of policy 'chance' is 'loud', but its token ids are" in rated.example
 
 
 def test_one_of_several_trainings_is_chosen(tiny: Path, tmp_path: Path) -> None:
@@ -756,8 +801,9 @@ def test_one_of_several_trainings_is_chosen(tiny: Path, tmp_path: Path) -> None:
             rollouts = [
                 make_rollout(name, run_id=name, task_id=name) for name in ("first", "second")
             ]
-            await store.enqueue(rollouts)
-            assert len(await store.claim("runner", 2, 60.0)) == 2
+            held_out = make_rollout("held", run_id="second", task_id="held", mode=Mode.VAL)
+            await store.enqueue([*rollouts, held_out])
+            assert len(await store.claim("runner", 3, 60.0)) == 3
 
     async def read() -> list[str]:
         async with open_store(url) as store:
@@ -785,6 +831,18 @@ def test_records_of_another_tokenizer_are_counted(tiny: Path) -> None:
     assert "call 1 has the token 200000, but the model's tokenizer has" in rated.example
 
 
+def _in_a_failed_try(record: TokenRecord) -> Any:
+    """Return an episode whose only call is of an agent that failed and was tried again."""
+    agent: dict[str, Any] = {"attributes": {c.AGENT_PATH: "writer"}}
+    spans = [
+        make_span("1", SpanKind.AGENT, status=SpanStatus.ERROR, start_ns=1, end_ns=3, **agent),
+        make_span("2", SpanKind.AGENT, start_ns=4, end_ns=6, **agent),
+        make_call_span(record.call_id, parent_id="1"),
+    ]
+    attempt = make_attempt(status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+    return build_episode(attempt, make_rollout(), spans, [record])
+
+
 def test_damaged_and_truncated_records_are_counted() -> None:
     whole = make_record("c", (7, 8), (9, 10))
     cut = msgspec.structs.replace(whole, response=whole.response[:-1])
@@ -799,6 +857,9 @@ def test_damaged_and_truncated_records_are_counted() -> None:
     _add(replace(_episode(whole), status=AttemptStatus.RUNNING, outcome=None), [], result)
     _add(replace(_episode(whole), departed="another prompt"), [], result)
     _add(replace(_episode(whole), outcome=Outcome.APP_ERROR), [], result)
+    _add(_in_a_failed_try(whole), [], result)
+    late = _episode(whole)
+    _add(replace(late, calls=(), late_calls=late.calls), [], result)
     assert [call.answer for call in result.calls] == [
         Demonstration(prompt_ids=[7, 8], response_ids=[9, 10])
     ]
@@ -808,4 +869,6 @@ def test_damaged_and_truncated_records_are_counted() -> None:
         "that the app broke off": 1,
         "of attempts that did not end by themselves": 2,
         "of rollouts whose app failed": 1,
+        "in failed tries": 1,
+        "late": 1,
     }

@@ -15,11 +15,12 @@ from typing import Any
 import openai
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lightspan
 from lightspan import SFT, LoRA, Optimizer, Preferences, Torch, Trainer
-from lightspan.errors import CheckpointError, ConfigError, DataError, UnknownAgentError
+from lightspan.errors import CheckpointError, ConfigError, DataError, ModelError, UnknownAgentError
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
 from lightspan.progress import SilentReporter
@@ -404,6 +405,25 @@ def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
 
 
 # --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "examples"),
+    [
+        (SFT, CHATS),
+        (Preferences, [{**chat, "label": place == 0} for place, chat in enumerate(CHATS)]),
+    ],
+)
+def test_damaged_weights_end_in_an_error(
+    tiny: Path, tmp_path: Path, algorithm: Any, examples: list[Any]
+) -> None:
+    damaged = shutil.copytree(tiny, tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="the loss of update 1 is nan"):
+        algorithm(damaged).fit(examples, tmp_path / "model", reporter=QUIET)
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ import openai
 import pytest
 
 import lightspan
+from lightspan import LoRA
+from lightspan.algorithms.learning_rate import choose_rate, format_rate
+from lightspan.algorithms.protocol import PolicySpec
 from lightspan.cli import main
 from lightspan_testing.scripted import Request, ScriptedServer
 from lightspan_torch.sft import updates
@@ -141,6 +144,18 @@ def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
     assert "small.compress.json is damaged" in capsys.readouterr().err
 
 
+def test_the_learning_rate_is_chosen_from_the_model(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*COMMAND, "--epochs", "0.1", "--folder", "rate", "--lora", "4"]
+    assert main(command) == 0
+    spec = PolicySpec(model=str(project / "tiny"), lora=LoRA(rank=4))
+    rate = format_rate(10 * choose_rate({"policy": spec}).value)
+    output = capsys.readouterr()
+    assert f"learning rate {rate}: 10 times that of reinforcement learning" in output.err
+    assert " calls imitated" in output.out
+
+
 @pytest.mark.slow
 def test_the_app_is_compared_with_its_endpoint(
     project: Path, capsys: pytest.CaptureFixture[str]
@@ -148,9 +163,13 @@ def test_the_app_is_compared_with_its_endpoint(
     arguments = ["--folder", "compared", "--app", "compressed_app:answer", "--tasks", "tasks.jsonl"]
     prices = ["--price", "2", "8", "--price-per-hour", "0.36"]
     assert main([*COMMAND, *QUICK, *arguments, *prices, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    # the runs of the comparison are replaced, and the model is not
+    assert main([*COMMAND, *QUICK, *arguments, *prices, "--json", "--resume"]) == 0
     report = json.loads(capsys.readouterr().out)
+    assert report["tuning"] == first["tuning"]
     assert set(report["before"]["evaluation"]["rewards"].values()) == {1.0}
-    assert report["before"]["calls"] == report["after"]["calls"] == 3
+    assert report["before"]["tokens"]["calls"] == report["after"]["tokens"]["calls"] == 3
     assert report["before"]["tokens"]["input"] == 4
     assert report["after"]["tokens"]["uncounted"] == 0
     assert report["after"]["seconds"] > 0

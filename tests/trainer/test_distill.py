@@ -166,8 +166,8 @@ def test_the_advantage_is_of_the_teacher_and_of_the_reward(mixed: Run, teacher: 
             reward = 0.5 * (episode.reward - fmean(own)) / stdev(own)
         others = [each for key, part in ratios.items() if key != row.rollout_id for each in part]
         expected = [reward + ratio - fmean(others) for ratio in ratios[row.rollout_id]]
-        found = [a for a, trained in zip(row.advantages, row.mask, strict=True) if trained]
-        assert found == pytest.approx(expected, abs=1e-4)
+        advantages = [a for a, trained in zip(row.advantages, row.mask, strict=True) if trained]
+        assert advantages == pytest.approx(expected, abs=1e-4)
 
 
 def test_unscored_rollouts_learn_from_the_teacher_alone(mixed: Run) -> None:

@@ -33,7 +33,7 @@ TRUNKS = TASKS * GROUP
 
 
 def algorithm(tiny: Path, **options: Any) -> LightningRL:
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "optimize": "writer",
         "frozen": "shared",
         "estimator": "rloo",
@@ -42,7 +42,7 @@ def algorithm(tiny: Path, **options: Any) -> LightningRL:
         "tasks_per_step": TASKS,
         "learning_rate": 1e-3,
     }
-    return LightningRL(tiny, **{**known, **options})
+    return LightningRL(tiny, **{**defaults, **options})
 
 
 def train(
@@ -185,8 +185,8 @@ def test_calls_of_an_endpoint_of_the_app_cannot_be_repeated(
     assert (line["forks/rollouts"], line["forks/refused"]) == (0, TRUNKS)
     assert line["batch/families"] == TRUNKS
     output = capsys.readouterr()
-    told = "4 of 4 rollouts cannot be forked (for example: call 2, of 'helper', is not a call of"
-    assert told in output.out + output.err
+    note = "4 of 4 rollouts cannot be forked (for example: call 2, of 'helper', is not a call of"
+    assert note in output.out + output.err
 
 
 def long(state: State) -> bool:

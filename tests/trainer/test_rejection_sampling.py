@@ -57,6 +57,8 @@ def test_only_the_chosen_agent_learns(
         counts = {key: line.get(key, 0) for key in ("imitated", "left_out/not_best", "rollouts")}
         assert counts["imitated"] + counts["left_out/not_best"] == counts["rollouts"] == 8
         assert line["calls/trained"] == line["calls/frozen"] == line["imitated"] > 0
+        whys = trainer.folder.explanations(line["step"]).values()
+        assert sum(why.token_weight * why.tokens for why in whys) == pytest.approx(1.0)
     text = inspect_run(folder)
     imitated = sum(line["imitated"] for line in trainer.folder.metrics())
     assert f"frozen 16, rejected:unused {16 - imitated:.0f}, trained {imitated:.0f}" in text

@@ -14,7 +14,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.token_records import CallOutcome
 from lightspan.training.results import Evaluation
 from lightspan_testing.strategies import make_call_span, make_record
-from lightspan_tools.compression.measured import Measured, busy_seconds
+from lightspan_tools.compression.measurement import Measurement, busy_seconds
 from lightspan_tools.compression.recorded import Recorded, Tokens
 from lightspan_tools.compression.report import CompressionReport, FineTuning
 from lightspan_tools.compression.run import Compression
@@ -24,8 +24,8 @@ def call(
     call_id: str, start_s: float = 0, end_s: float = 1, usage: Any = (100, 10), **fields: Any
 ) -> Call:
     """Return a call with the usage (prompt, answer), between two times in seconds."""
-    given = {} if usage is None else {c.INPUT_TOKENS: usage[0], c.OUTPUT_TOKENS: usage[1]}
-    span = make_call_span(call_id, attributes=given)
+    counts = {} if usage is None else {c.INPUT_TOKENS: usage[0], c.OUTPUT_TOKENS: usage[1]}
+    span = make_call_span(call_id, attributes=counts)
     span = span.replace(start_ns=int(start_s * 1e9), end_ns=int(end_s * 1e9))
     defaults: dict[str, Any] = {"choice": 0, "agent_path": "desk/sort", "outcome": CallOutcome.OK}
     return Call(call_id=call_id, span=span, **{**defaults, **fields})
@@ -61,18 +61,18 @@ def test_agents_are_matched_by_name_and_path() -> None:
     assert not is_of(call("1"), ("reply",))
 
 
-def measured(rewards: dict[str, float]) -> Measured:
+def measurement(rewards: dict[str, float]) -> Measurement:
     tokens = Tokens(calls=4, uncounted=0, input=90, output=6)
     evaluation = Evaluation(step=0, rewards=rewards)
-    return Measured(evaluation=evaluation, calls=4, tokens=tokens, seconds=2.0)
+    return Measurement(evaluation=evaluation, tokens=tokens, seconds=2.0)
 
 
 SETTINGS = ("prices", "price_per_hour", "agents")
 
 
 def report(**fields: Any) -> CompressionReport:
-    settings = {name: fields.pop(name) for name in SETTINGS if name in fields}
-    given = Compression(store="sqlite:x.db", model="m", folder=Path("small"), **settings)
+    options = {name: fields.pop(name) for name in SETTINGS if name in fields}
+    settings = Compression(store="sqlite:x.db", model="m", folder=Path("small"), **options)
     recorded = Recorded(
         attempts=5,
         agents={"sort": 5, "reply": 3},
@@ -81,22 +81,22 @@ def report(**fields: Any) -> CompressionReport:
     )
     left_out = {"unscored": 2, "scored too low": 1}
     tuning = FineTuning(demonstrations=2, left_out=left_out, losses=[3.0, 0.5], seconds=7)
-    values: dict[str, Any] = {"settings": given, "recorded": recorded, "tuning": tuning}
+    values: dict[str, Any] = {"settings": settings, "recorded": recorded, "tuning": tuning}
     return CompressionReport(**(values | fields))
 
 
 def test_the_report_of_a_comparison() -> None:
-    told = report(
+    comparison = report(
         prices=(2, 8),
         price_per_hour=0.36,
         agents=("sort",),
-        before=measured({"a": 0.0, "b": 1.0}),
-        after=measured({"a": 1.0, "b": 1.0}),
+        before=measurement({"a": 0.0, "b": 1.0}),
+        after=measurement({"a": 1.0, "b": 1.0}),
     )
-    assert told.costs == {"recorded": pytest.approx(0.28), "small": pytest.approx(0.05)}
-    assert told.gain is not None
-    assert told.gain.mean == 0.5
-    lines = told.text().splitlines()
+    assert comparison.costs == {"recorded": pytest.approx(0.28), "small": pytest.approx(0.05)}
+    assert comparison.gain is not None
+    assert comparison.gain.mean == 0.5
+    lines = comparison.text().splitlines()
     assert lines[0] == "5 attempts recorded; calls by agent: sort 5, reply 3"
     assert lines[1] == "scores of the chosen agents' calls: 3 of 5 calls, mean 0.667, median 1"
     assert lines[2].startswith("2 calls imitated; left out: 1 scored too low, 2 unscored; loss 3.0")
@@ -108,8 +108,8 @@ def test_the_report_of_a_comparison() -> None:
         "  small  0.05; 90,000 input and 6,000 output tokens, 500.0 s of this machine (cpu)",
     ]
     assert "Trainer(LightningRL('small', optimize=['sort'])).fit(app, tasks)" in lines[11]
-    plain = json.loads(told.json())
-    assert plain["cost_per_1000_calls"] == told.costs
+    plain = json.loads(comparison.json())
+    assert plain["cost_per_1000_calls"] == comparison.costs
     assert plain["after"]["seconds_per_call"] == 0.5
     assert plain["difference"]["mean"] == 0.5
 
@@ -119,7 +119,7 @@ def test_the_report_without_a_comparison_says_how_to_get_one() -> None:
     assert "--resume --app MODULE:APP --tasks FILE.jsonl" in text
     assert "--price INPUT OUTPUT" in text
     assert json.loads(report().json())["difference"] is None
-    unpriced = report(prices=(1, 1), before=measured({}), after=measured({"a": 1.0}))
+    unpriced = report(prices=(1, 1), before=measurement({}), after=measurement({"a": 1.0}))
     assert "no task was scored with both" in unpriced.text()
     assert "--price-per-hour PRICE" in unpriced.text()
 

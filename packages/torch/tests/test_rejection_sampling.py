@@ -54,10 +54,11 @@ def test_the_best_of_each_task_are_chosen() -> None:
         episode("d1", -2.0),
         episode("d2", -1.0),
         episode("d3", 9.0, outcome=Outcome.INFRASTRUCTURE),
+        episode("d4", 9.0, status=AttemptStatus.RUNNING, outcome=None),
     ]
     best, left_out = best_of_each_task(episodes)
     assert names(best) == ["a1", "a2", "d2"]
-    assert left_out == Counter(damaged=1, unfinished=1, unscored=1, not_best=5)
+    assert left_out == Counter(damaged=1, unfinished=2, unscored=1, not_best=5)
     assert len(best) + left_out.total() == len(episodes)
 
 
@@ -136,9 +137,9 @@ def test_the_rate_is_chosen_from_the_model(tiny: Path) -> None:
     adapters = RejectionSampling(tiny, lora=LoRA(rank=4))
     assert "LoRA of rank 4" in adapters.describe_choices()[0]
     assert adapters.policies()["policy"].lora == LoRA(rank=4)
-    given = RejectionSampling(tiny, learning_rate=3e-5)
-    assert given.optimizer == Optimizer(learning_rate=3e-5)
-    assert not given.describe_choices()
+    algorithm = RejectionSampling(tiny, learning_rate=3e-5)
+    assert algorithm.optimizer == Optimizer(learning_rate=3e-5)
+    assert not algorithm.describe_choices()
     assert RejectionSampling(tiny, optimizer=Optimizer(name="muon")).optimizer == Optimizer(
         name="muon"
     )

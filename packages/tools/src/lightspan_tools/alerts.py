@@ -85,7 +85,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def page(self) -> str:
-        """Where the documentation explains it."""
+        """Page of the documentation that explains the alert."""
         return page_of(self.text) or PAGE
 
 

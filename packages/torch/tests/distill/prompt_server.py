@@ -37,12 +37,10 @@ class PromptServer:
         self.context = 512
         self.refuse: dict[str, list[tuple[int, str]]] = {}
         """Route → statuses and texts of its next responses. The text of a redirect is its URL."""
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.headers: list[str | None] = []
         self.bodies: list[dict[str, Any]] = []
         self.has_logprobs = True
-        self.decoded: dict[int, str] = {}
-        """Id → text of the token that is not the tokenizer's."""
         self._model = load_model(folder)
         self._tokenizer = load_tokenizer(folder).tokenizer
         self._lock = threading.Lock()
@@ -82,7 +80,7 @@ class PromptServer:
                     str(each): {
                         "logprob": float(row[each]),
                         "rank": int((row > row[each]).sum()) + 1,
-                        "decoded_token": self.decoded.get(each, self._tokenizer.decode([each])),
+                        "decoded_token": self._tokenizer.decode([each]),
                     }
                     for each in named
                 }
@@ -103,7 +101,7 @@ class PromptServer:
                 self._respond(json.loads(self.rfile.read(size)))
 
             def _respond(self, body: dict[str, Any]) -> None:
-                outer.asked[self.path] += 1
+                outer.requests[self.path] += 1
                 outer.headers.append(self.headers["Authorization"])
                 status, text = 200, ""
                 if refusals := outer.refuse.get(self.path):

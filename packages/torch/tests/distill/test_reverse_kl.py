@@ -117,8 +117,8 @@ def expected_gradient(models: tuple[Any, Any]) -> Tensor:
         chance = of_tokens(p, answers).sum(-1).exp()
     divergence = (p.exp() * (p - q)).sum(-1)
     parameters = list(student.parameters())
-    found = torch.autograd.grad((chance[:, None] * divergence).sum(), parameters, allow_unused=True)
-    return flat(dict(zip([n for n, _ in student.named_parameters()], found, strict=True)))
+    parts = torch.autograd.grad((chance[:, None] * divergence).sum(), parameters, allow_unused=True)
+    return flat(dict(zip([n for n, _ in student.named_parameters()], parts, strict=True)))
 
 
 def flat(by_name: dict[str, Any]) -> Tensor:
@@ -158,14 +158,16 @@ def sampled_gradient(
     if has_baseline:
         trained = with_another(rows, scores, own, behaviour)
     else:
-        trained = distil(rows, scores, own, explain(rows), has_baseline=False).rows
+        whys = explain(rows)  # each row alone, so that its baseline is 0
+        parts = zip(rows, scores, own, strict=True)
+        trained = [distil([row], [q], [p], whys).rows[0] for row, q, p in parts]
     for row in trained:
         values = [change(value) for value in row.advantages]
         if is_return:
             values = [math.fsum(values[place:]) for place in range(len(values))]
         row.advantages[:] = values
-    _, found = gradients(learner, trained, PolicyLoss(dual_clip=None))
-    return flat(found)
+    _, by_name = gradients(learner, trained, PolicyLoss(dual_clip=None))
+    return flat(by_name)
 
 
 def with_another(
@@ -190,9 +192,9 @@ def with_another(
     return results
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
+def distance(gradient: Tensor, expected: Tensor) -> float:
     """Return the largest difference, as a share of the largest expected value."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((gradient - expected).abs().max() / expected.abs().max())
 
 
 def test_the_expected_gradient_is_that_of_the_reverse_kl(models: tuple[Any, Any]) -> None:
@@ -218,8 +220,8 @@ def test_other_ways_have_another_gradient(models: tuple[Any, Any], wrong: dict[s
 
 def test_the_baseline_changes_no_expected_gradient(models: tuple[Any, Any]) -> None:
     """Check every pair of two rollouts, each of which is the other's baseline."""
-    found = sampled_gradient(models, has_baseline=True)
-    assert distance(found, expected_gradient(models)) < 1e-6
+    gradient = sampled_gradient(models, has_baseline=True)
+    assert distance(gradient, expected_gradient(models)) < 1e-6
 
 
 def test_trained_tokens_are_scored_as_all_tokens_are(models: tuple[Any, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lightspan.errors import ConfigError, EngineError, ModelError, UnsupportedError
 from lightspan.lightning.rows import Row
@@ -24,7 +26,6 @@ from lightspan_torch import Distill, TeacherModel, TeacherServer
 from lightspan_torch.distill import server as server_module
 from lightspan_torch.distill.local import LocalTeacher
 from lightspan_torch.distill.server import ServerTeacher
-from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import CAPABILITIES as ENGINE
 from lightspan_torch.learner.torch import CAPABILITIES as LEARNER, TorchLearner
 from packages.torch.tests.distill.prompt_server import DROP, PromptServer
@@ -68,6 +69,9 @@ class World:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def explain(self, explanations: Any) -> None:
+        assert not explanations
+
 
 def make_rows(count: int = 5) -> list[Row]:
     """Return rows at temperature 1, some of which share a prefix; not all tokens are trained."""
@@ -97,7 +101,7 @@ async def test_a_server_scores_as_the_local_model_does(
             wish = three[place] if is_trained else 0.0
             assert one[place] == pytest.approx(wish, abs=1e-5)
             assert two[place] == pytest.approx(wish, abs=1e-5)
-    assert serving.asked["/v1/completions"] == len(rows)
+    assert serving.requests["/v1/completions"] == len(rows)
     assert all(set(map(type, body["prompt"])) == {int} for body in serving.bodies)
 
 
@@ -110,6 +114,26 @@ async def test_the_teacher_has_the_temperature_of_each_token(student: Path, teac
     assert scores[0][-1] != pytest.approx(
         TorchLearner({"writer": teacher}).score(make_rows())[0][-1], abs=1e-3
     )
+
+
+async def test_a_teacher_that_gives_nan_teaches_nothing(
+    student: Path, teacher: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(teacher, tmp_path / "damaged")
+    weights = load_file(damaged / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+    local = LocalTeacher(TeacherModel(model=str(damaged)), [str(student)], 200)
+    with pytest.raises(ModelError, match="gives NaN as the log-probability of a token"):
+        await local.score(World(TorchLearner({"writer": student})), make_rows())  # type: ignore[arg-type]
+
+
+async def test_a_step_without_rows_loads_no_teacher(student: Path, tmp_path: Path) -> None:
+    """A metric of no tokens would look as if the student were its teacher."""
+    algorithm = Distill(student, teacher=tmp_path / "missing", learning_rate=1e-4)
+    batch = algorithm.prepare([]).finish()
+    metrics, skipped = await algorithm._update(World(), batch, 1.0)  # type: ignore[arg-type]
+    assert (metrics, [*skipped]) == ({}, [])
 
 
 async def test_a_lora_adapter_teaches_merged(student: Path, teacher: Path, tmp_path: Path) -> None:
@@ -165,18 +189,14 @@ def test_a_server_with_another_tokenizer(student: Path, other: Path) -> None:
             remote.check()
 
 
-async def test_without_a_route_to_tokenise_the_first_tokens_are_compared(
-    student: Path, serving: PromptServer
+@pytest.mark.parametrize("answer", [(404, "no such route"), (200, "[]"), (200, "{}")])
+def test_a_server_that_does_not_tokenise(
+    answer: tuple[int, str], student: Path, serving: PromptServer
 ) -> None:
-    rows = make_rows()
-    token = load_tokenizer(student).tokenizer.convert_tokens_to_ids("S")
-    for row in rows:
-        row.ids[3] = token
-    serving.refuse["/tokenize"] = [(404, "no such route")] * 9
-    serving.decoded[token] = "something else"
+    serving.refuse["/tokenize"] = [answer]
     remote = ServerTeacher(TeacherServer(url=serving.url), [str(student)], 200)
-    with pytest.raises(ConfigError, match=f"token {token} is 'S' .* and 'something else'"):
-        await remote.score(World(), rows)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"cannot be compared with the student's.*/tokenize"):
+        remote.check()
 
 
 # --- servers that fail ---------------------------------------------------------------------------
@@ -190,7 +210,7 @@ async def test_a_failure_that_passes_is_repeated_and_told_once(
     remote, world = ServerTeacher(settings, [str(student)], 200), World()
     scores = await remote.score(world, rows)  # type: ignore[arg-type]
     assert len(scores) == len(rows)
-    assert serving.asked["/v1/completions"] == len(rows) + 2
+    assert serving.requests["/v1/completions"] == len(rows) + 2
     assert all("trying again for 300 s" in note for note in world.notes)
     assert len(world.notes) == 1
 
@@ -209,7 +229,7 @@ async def test_a_refusal_is_not_repeated(student: Path, serving: PromptServer) -
     remote = ServerTeacher(TeacherServer(url=serving.url, concurrency=1), [str(student)], 200)
     with pytest.raises(EngineError, match="answered HTTP 400: prompt_logprobs is off"):
         await remote.score(World(), make_rows(1))  # type: ignore[arg-type]
-    assert serving.asked["/v1/completions"] == 1
+    assert serving.requests["/v1/completions"] == 1
 
 
 async def test_a_server_without_logprobs_of_prompts(student: Path, serving: PromptServer) -> None:

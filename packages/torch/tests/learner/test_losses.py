@@ -146,8 +146,8 @@ def test_forced_tokens_do_not_shrink_the_gradient_of_gspo() -> None:
     per_token = policy_losses(loss, values, logprobs, torch.zeros(10), metrics)
     total = per_token[:4].sum() / 4
     assert float(total.detach()) == pytest.approx(-4.0)
-    (found,) = torch.autograd.grad(total, logprobs)
-    assert found[:4][~forced[:4]].tolist() == pytest.approx([-2.0, -2.0])
+    (gradient,) = torch.autograd.grad(total, logprobs)
+    assert gradient[:4][~forced[:4]].tolist() == pytest.approx([-2.0, -2.0])
 
 
 def test_importance_weights_of_calls_are_products_truncated_and_constant() -> None:

@@ -109,13 +109,13 @@ def test_the_formulas_one_answer_at_a_time() -> None:
         weight / (1 + math.exp(sign * beta * (ratio - reference)))
         for ratio, (sign, weight) in zip(ratios, [(1, 2.0), (-1, 3.0)] * 2, strict=True)
     ]
-    found = kto_losses(
+    losses = kto_losses(
         *(RATIOS, DESIRABLE, torch.tensor(reference)),
         beta=beta,
         desirable_weight=2.0,
         undesirable_weight=3.0,
     )
-    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert losses.tolist() == pytest.approx(expected, rel=1e-6)
     pairs = zip(ratios[:2], ratios[2:], strict=True)
     assert dpo_losses(RATIOS[:2], RATIOS[2:], beta=beta).tolist() == pytest.approx(
         [math.log(1 + math.exp(-beta * (better - worse))) for better, worse in pairs]
@@ -225,6 +225,27 @@ def test_the_gradient_of_an_update_is_that_of_the_loss(loss: str) -> None:
         assert float(difference) < 1e-4 * max(
             float(reference_gradients[name].norm()), 1e-3 * float(total)
         ), name
+
+
+@pytest.mark.parametrize("loss", ["kto", "dpo"])
+def test_the_margin_is_the_difference_of_the_implicit_rewards(loss: str) -> None:
+    learner = TorchLearner({POLICY: make_model("Qwen2")})
+    beta = 0.5
+    objective: Any = KTO(VERDICTS, OTHERS, beta, (1.0, 1.0)) if loss == "kto" else DPO(PAIRS, beta)
+    answers = Answers(learner, objective.answers())
+    _moved(learner)
+    own = [(tuple(v.prompt_ids), tuple(v.response_ids)) for v in VERDICTS]
+    places = [0, 2, 1, 3]  # the better answers first
+    if loss == "dpo":
+        own = [
+            (tuple(pair.prompt_ids), tuple(ids))
+            for pair in PAIRS
+            for ids in (pair.chosen_ids, pair.rejected_ids)
+        ]
+    better, worse = answers.ratios([own[place] for place in places]).chunk(2)
+    margin = objective.evaluate(answers, range(len(own) if loss == "kto" else 2))["margin"]
+    assert margin == pytest.approx(beta * float(better.mean() - worse.mean()), abs=1e-4)
+    assert abs(margin) > 1e-3
 
 
 def test_the_ratio_to_the_start_is_that_of_enumerated_answers() -> None:

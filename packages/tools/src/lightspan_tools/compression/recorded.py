@@ -16,7 +16,7 @@ from lightspan.stores.aio import run_sync
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens of calls, as the endpoint counted them."""
+    """Mean numbers of tokens of calls, as the endpoint counted them."""
 
     calls: int
     """Number of calls that were answered."""

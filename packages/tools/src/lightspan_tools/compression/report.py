@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from lightspan.progress import plural
 from lightspan.training.statistics import Interval, paired_gain
-from lightspan_tools.compression.measured import Measured
+from lightspan_tools.compression.measurement import Measurement
 from lightspan_tools.compression.recorded import Recorded, Tokens
 
 if TYPE_CHECKING:
@@ -38,16 +39,16 @@ class FineTuning(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
 
-class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CompressionReport:
     """What `lightspan compress` did."""
 
-    settings: Any
-    """The `Compression`."""
+    settings: Compression
     recorded: Recorded
     tuning: FineTuning
-    before: Measured | None = None
+    before: Measurement | None = None
     """The held-out tasks with the app's own endpoint; None without an app."""
-    after: Measured | None = None
+    after: Measurement | None = None
     """The same with the small model."""
 
     @property
@@ -70,19 +71,18 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def costs(self) -> dict[str, float]:
         """Cost of 1,000 calls: `recorded` if there are prices, `small` if measured with a price."""
-        settings: Compression = self.settings
-        costs = {}
+        settings, costs = self.settings, {}
         tokens = self.recorded.tokens
         if settings.prices is not None and tokens.calls > tokens.uncounted:
             costs["recorded"] = tokens.cost_per_1000(settings.prices)
-        if settings.price_per_hour is not None and self.after is not None and self.after.calls:
-            costs["small"] = 1000 * self.after.seconds_per_call * settings.price_per_hour / 3600
+        after, price = self.after, settings.price_per_hour
+        if price is not None and after is not None and after.tokens.calls:
+            costs["small"] = 1000 * after.seconds_per_call * price / 3600
         return costs
 
     def text(self) -> str:
         """Return the report as lines of text."""
-        settings: Compression = self.settings
-        recorded = self.recorded
+        settings, recorded = self.settings, self.recorded
         callers = ", ".join(f"{path} {count:,}" for path, count in recorded.agents.items())
         lines = [
             f"{plural(recorded.attempts, 'attempt')} recorded; calls by agent: {callers or 'none'}",
@@ -115,7 +115,7 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
         return [*lines, f"difference of the small model: {gain}"]
 
     def _advice(self) -> list[str]:
-        settings: Compression = self.settings
+        settings = self.settings
         if self.is_plan:
             return ["nothing was written: leave --dry-run out to fine-tune"]
         optimize = f", optimize={list(settings.agents)!r}" if settings.agents else ""
@@ -137,7 +137,7 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def json(self) -> str:
         """Return the report as JSON."""
-        measured = {
+        measurements = {
             name: None if each is None else _plain(each)
             for name, each in (("before", self.before), ("after", self.after))
         }
@@ -145,16 +145,16 @@ class CompressionReport(msgspec.Struct, frozen=True, kw_only=True):
         report = {
             "recorded": msgspec.to_builtins(self.recorded),
             "tuning": msgspec.to_builtins(self.tuning),
-            **measured,
+            **measurements,
             "difference": gain,
             "cost_per_1000_calls": self.costs,
         }
         return json.dumps(report, indent=2)
 
 
-def _plain(measured: Measured) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(measured)
-    return plain | {"seconds_per_call": measured.seconds_per_call}
+def _plain(measurement: Measurement) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(measurement)
+    return plain | {"seconds_per_call": measurement.seconds_per_call}
 
 
 def _scores(recorded: Recorded) -> str:

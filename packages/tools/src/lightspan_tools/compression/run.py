@@ -28,7 +28,7 @@ from lightspan.runners.app import App
 from lightspan.schema.routing import Routing, make_routing
 from lightspan.stores import public_url
 from lightspan.trainer import Trainer
-from lightspan_tools.compression.measured import Measured, read_measured
+from lightspan_tools.compression.measurement import Measurement, read_measurement
 from lightspan_tools.compression.recorded import Recorded, read_recorded
 from lightspan_tools.compression.report import CompressionReport, FineTuning
 
@@ -73,7 +73,7 @@ class Compression:
 
 
 class _Endpoint(Algorithm):
-    """Trains nothing: all calls go where the app sends them."""
+    """Algorithm without training, in which all calls go where the app sends them."""
 
     def policies(self) -> dict[str, PolicySpec]:
         return {}
@@ -169,7 +169,7 @@ def _fine_tune(settings: Compression, reporter: Reporter, *, resume: bool) -> Fi
 
 def _measure(
     settings: Compression, app: App, algorithm: Algorithm, name: str, reporter: Reporter
-) -> Measured:
+) -> Measurement:
     """Run the app on the held-out tasks, and return rewards and costs.
 
     The run's folder is replaced, because it would add to an earlier one.
@@ -181,7 +181,7 @@ def _measure(
         algorithm, runners=settings.runners, folder=folder, reporter=reporter, **options
     )
     evaluation = trainer.evaluate(app, settings.tasks or [])
-    return read_measured(trainer.settings.store_url, evaluation, settings.agents)
+    return read_measurement(trainer.settings.store_url, evaluation, settings.agents)
 
 
 # --- resume -----------------------------------------------------------------------------------

@@ -304,10 +304,10 @@ def answer_limits(findings: Findings, overrides: Sequence[model.OverrideReport])
     advice = "LightningRL(max_tokens=) sets one, which bounds time and memory"
     for each in overrides:
         if each.field in LIMITS and each.used is not None:
-            asked = "no limit" if each.asked is None else f"{each.asked:,}, more than is left"
+            text = "no limit" if each.asked is None else f"{each.asked:,}, more than is left"
             yield (
                 f"answers of {each.agent} have at most {each.used:,} tokens, by the sizes of "
-                f"context and key-value cache (the app asks for {asked}): {advice}"
+                f"context and key-value cache (the app asks for {text}): {advice}"
             )
     largest: dict[str, int] = {}
     for call in (entry.call for entry in findings.entries):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +75,7 @@ class LocalTeacher(Scorer[TeacherModel]):
 
         Raises:
             ConfigError, ModelError: as `check`, at the first call.
+            ModelError: a log-probability is NaN.
             OutOfMemoryError: the teacher does not fit into memory.
         """
         if self._learner is None:
@@ -81,6 +84,12 @@ class LocalTeacher(Scorer[TeacherModel]):
         own = [replace(row, policy=NAME, value_targets=()) for row in rows]
         score = partial(self._learner.score_trained, own)
         scores: list[list[float]] = await trainer.learn(score)
+        if any(map(math.isnan, chain.from_iterable(scores))):
+            raise ModelError(
+                f"the teacher {self._settings} gives NaN as the log-probability of a token, so "
+                "nothing was trained in this step: its weights are damaged, or too large for their "
+                'data type; give TeacherModel(dtype="float32")'
+            )
         return scores
 
     def _load(self, learner: dict[str, Any]) -> TorchLearner:

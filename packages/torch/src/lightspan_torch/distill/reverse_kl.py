@@ -84,24 +84,21 @@ def distil(
     teacher: Sequence[Sequence[float]],
     student: Sequence[Sequence[float]],
     explanations: Mapping[TransitionKey, Explanation],
-    *,
-    has_baseline: bool = True,
 ) -> DistilledRows:
     """Add log q - log p - b to the advantage of every trained token.
 
     Args:
-        rows: rows whose advantages are those of the reward, by its weight.
+        rows: rows whose advantages are those of the reward, times its weight.
         teacher: per row, log q of each token; entries of tokens that are not trained are unused.
         student: per row, log p of each token, likewise.
         explanations: (attempt id, call id, choice) → explanation of the reward's part.
-        has_baseline: whether b is subtracted, the mean over other rollouts.
     """
     attempts = _attempts(explanations)
     ratios = [
         [log_ratio(q, p) for q, p in compress(zip(scores, own, strict=True), row.mask)]
         for row, scores, own in zip(rows, teacher, student, strict=True)
     ]
-    means = baselines(rows, ratios) if has_baseline else [0.0] * len(rows)
+    means = baselines(rows, ratios)
     results, terms = [], dict[TransitionKey, Explanation]()
     for place, row in enumerate(rows):
         values = list(row.advantages)

@@ -17,9 +17,9 @@ _TEXTS: Final = (
     'def f(x: int) -> dict[str, float]:\n    return {"a": x**2, "b": [0x1F, 1e-9]}  # naïve\n',
     "Größe, façade, Ελληνικά, Привет, שלום, مرحبا, हिन्दी, 日本語、中文。한국어 🙂🚀 \u2028",
 )
-_PIECES: Final = 2048
+_MAX_PIECES: Final = 2048
 """Maximum number of the vocabulary's tokens whose texts a server is asked to tokenise."""
-_NAMED: Final = 3
+_MAX_SHOWN: Final = 3
 """Maximum number of tokens in an error message."""
 
 
@@ -42,14 +42,14 @@ def check_vocabularies(student: Any, teacher: Any, names: tuple[str, str]) -> No
         return
     if differences:
         shown = sorted(differences, key=lambda t: min(own.get(t, 2**31), other.get(t, 2**31)))
-        texts = (f"{t!r} ({_id(own, t)} and {_id(other, t)})" for t in shown[:_NAMED])
+        texts = (f"{t!r} ({_id(own, t)} and {_id(other, t)})" for t in shown[:_MAX_SHOWN])
         what = (
             f"{len(own):,} and {len(other):,} tokens, of which {len(differences):,} differ, such "
             f"as {', '.join(texts)}"
         )
     else:
         shown = sorted(str(each) for each in specials[0] ^ specials[1])
-        what = f"other special tokens: {', '.join(shown[:_NAMED])}"
+        what = f"other special tokens: {', '.join(shown[:_MAX_SHOWN])}"
     raise ConfigError(
         f"the student {names[0]} and the teacher {names[1]} have different tokenizers: {what}. "
         f"{RECIPE}"
@@ -73,7 +73,7 @@ def probe_texts(tokenizer: Any) -> list[str]:
     over the whole vocabulary.
     """
     size = len(tokenizer)
-    ids = range(0, size, -(-size // _PIECES))
+    ids = range(0, size, -(-size // _MAX_PIECES))
     pieces = [tokenizer.decode([each]) for each in ids if each not in tokenizer.all_special_ids]
     whole = "\n".join(piece for piece in pieces if "\ufffd" not in piece)
     return [*_TEXTS, " x ".join(map(str, tokenizer.all_special_tokens)), whole]
@@ -97,23 +97,4 @@ def check_ids(tokenizer: Any, text: str, ids: list[int], server: str) -> None:
         f"the student and the teacher {server} have different tokenizers: {piece!r} is "
         f"{own[place : place + 3]} for the student and {ids[place : place + 3]} for the teacher. "
         f"{RECIPE}"
-    )
-
-
-def check_token(tokenizer: Any, token: int, text: str, server: str) -> None:
-    """Compare the text that a server decoded from an id with the student's.
-
-    Nothing is compared if a text is empty or the token is a part of a character. Spaces at its ends
-    are left out, because some tokenizers drop them from a token alone.
-
-    Raises:
-        ConfigError: the texts differ.
-    """
-    own = tokenizer.decode([token])
-    is_part = not own or not text or "\ufffd" in own + text
-    if is_part or own.strip() == text.strip():
-        return
-    raise ConfigError(
-        f"the student and the teacher {server} have different tokenizers: token {token} is "
-        f"{own!r} for the student and {text!r} for the teacher. {RECIPE}"
     )

@@ -20,7 +20,6 @@ from lightspan.errors import ConfigError, EngineError
 from lightspan.lightning.rows import Row
 from lightspan_torch.distill.same_tokens import (
     check_ids,
-    check_token,
     check_vocabularies,
     probe_texts,
 )
@@ -33,7 +32,7 @@ RETRY_BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ROUNDING: Final = 1e-3
 """Log-probabilities up to this number are taken as rounded."""
-_REASON: Final = 300
+_MAX_REASON: Final = 300
 """Maximum characters of a server's text in an error message."""
 
 
@@ -42,15 +41,7 @@ class Unreachable(EngineError):
 
 
 class Refused(EngineError):
-    """The server refused a request.
-
-    Args:
-        status: status of the HTTP response.
-    """
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+    """The server refused a request, and would refuse it again."""
 
 
 class ServerTeacher(Scorer[TeacherServer]):
@@ -58,10 +49,6 @@ class ServerTeacher(Scorer[TeacherServer]):
 
     _model = ""
     """Name of the served model; empty before `check`."""
-    _tokenizer: Any = None
-    """The student's tokenizer; None before `check`."""
-    _is_compared = False
-    """Whether the texts of the tokens of a row were compared with the student's."""
     _is_noted = False
     """Whether a note of this step says that the server does not answer."""
 
@@ -83,10 +70,10 @@ class ServerTeacher(Scorer[TeacherServer]):
         served = {str(each["id"]): each for each in entries or () if "id" in each}
         name = self._settings.model or (next(iter(served)) if len(served) == 1 else "")
         if name not in served:
-            wish = f"no model {name!r}" if name else "several models, of which none was chosen"
+            problem = f"no model {name!r}" if name else f"{len(served)} models and none was chosen"
             raise ConfigError(
-                f"the server at {self._settings.url} has {wish}: give TeacherServer(model=) one of "
-                f"{', '.join(map(repr, served)) or 'its models'}"
+                f"the server at {self._settings.url} has {problem}: give TeacherServer(model=) "
+                f"one of {', '.join(map(repr, served)) or 'its models'}"
             )
         first = load_tokenizer(self._students[0])
         for model in self._students:
@@ -97,27 +84,33 @@ class ServerTeacher(Scorer[TeacherServer]):
             if isinstance(context, int):  # vLLM samples one token after the prompt
                 self._check_context(student, context - 1)
         self._compare(first.tokenizer, name)
-        self._tokenizer, self._model = first.tokenizer, name
+        self._model = name
 
     def _compare(self, tokenizer: Any, model: str) -> None:
-        """Compare the ids of texts; nothing is compared if the server has no route `/tokenize`.
+        """Compare the ids of texts.
 
-        Then the texts of the first scored tokens are compared later.
+        Raises:
+            ConfigError: an id differs, or the server has no route `/tokenize`.
+            EngineError: the server does not answer.
         """
         for text in probe_texts(tokenizer):
             body = {"model": model, "prompt": text, "add_special_tokens": False}
             try:
                 ids = self._request("/tokenize", body)["tokens"]
-            except (Refused, KeyError, TypeError):
-                return
+            except (Refused, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"the tokens of the teacher {self._settings} cannot be compared with the "
+                    f"student's, because it does not tokenise texts (/tokenize: {error!r:.300}): "
+                    "give the address of the vLLM server itself, not of a proxy without this route"
+                ) from error
             check_ids(tokenizer, text, ids, str(self._settings))
 
     async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> list[list[float]]:
         """Return for each row log q of its trained tokens, and 0 for other tokens.
 
         Raises:
-            ConfigError: as `check`, at the first call; the server gives no log-probabilities of
-                prompts, or tokens of a row have other texts there.
+            ConfigError: as `check`, at the first call, or the server gives no log-probabilities of
+                prompts.
             EngineError: the server refused a request, or did not answer for `patience_s`.
         """
         if not self._model:
@@ -149,12 +142,6 @@ class ServerTeacher(Scorer[TeacherServer]):
         send = partial(self._request, "/v1/completions", body)
         answer = await self._repeated(send, pool, trainer)
         entries = self._entries(answer, ids)
-        if not self._is_compared:
-            self._is_compared = True
-            for token, entry in zip(ids[1:], entries[1:], strict=True):
-                check_token(
-                    self._tokenizer, token, entry.get("decoded_token") or "", str(self._settings)
-                )
         return [
             float(entries[place]["logprob"]) if is_trained and place else 0.0
             for place, is_trained in enumerate(row.mask[: last + 1])
@@ -241,11 +228,11 @@ class ServerTeacher(Scorer[TeacherServer]):
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                text = error.read(_REASON).decode("utf-8", "replace")
+                text = error.read(_MAX_REASON).decode("utf-8", "replace")
             message = f"the teacher at {url} answered HTTP {error.code}: {' '.join(text.split())}"
             if error.code in _TEMPORARY:
                 raise Unreachable(message) from error
-            raise Refused(message, error.code) from error
+            raise Refused(message) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(f"the teacher at {url} does not answer ({reason})") from error

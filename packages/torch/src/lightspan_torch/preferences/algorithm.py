@@ -53,9 +53,9 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of β·(log p - log p₀) of the better answers, minus that of the worse. None if the
     held-out verdicts are all alike."""
     accuracy: float | None = None
-    """Share of the combinations of a better and a worse answer in which the better one has become
-    more likely by comparison; 0.5 at the start. With DPO, only the two answers of a pair are
-    compared. None if the held-out verdicts are all alike."""
+    """Share of the combinations of a better and a worse answer in which the log-probability of the
+    better one has risen more, or fallen less; 0.5 at the start. With DPO, only the two answers of a
+    pair are compared. None if the held-out verdicts are all alike."""
 
 
 class PreferencesResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +264,7 @@ class Preferences:
                 loss is KTO and all verdicts are alike, or those that are not held out, or DPO and
                 there is no pair.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
-            ModelError: the model or its tokenizer cannot be loaded.
+            ModelError: the model or its tokenizer cannot be loaded, or a loss is not finite.
         """
         if folder is None:
             raise ConfigError("Preferences.fit needs a folder for the model: fit(…, folder=)")
@@ -361,8 +361,10 @@ class Preferences:
 
     def _refuse_split(self, data: _Data, train: Sequence[int]) -> None:
         """Raise `DataError` if KTO's verdicts are all alike without the held-out ones."""
-        kinds = {data.verdicts[index].desirable for index in train} if data.verdicts else set()
-        if data.check.loss == "kto" and len(kinds) == 1:
+        if data.check.loss == "dpo":
+            return
+        kinds = {data.verdicts[index].desirable for index in train}
+        if len(kinds) == 1:
             kind = "undesirable" if kinds == {True} else "desirable"
             raise DataError(
                 f"all {kind} answers are held out (held_out={self.held_out:g}, seed={self.seed}), "
@@ -370,10 +372,12 @@ class Preferences:
             )
 
     def _optimizer(self) -> Optimizer:
+        if self.optimizer is not None:
+            return self.optimizer
         rate = self.learning_rate
-        if rate is None and self.optimizer is None:
+        if rate is None:
             rate = default_rate(count_parameters(self.model), lora=self.lora is not None)
-        return self.optimizer or Optimizer(learning_rate=rate or 0.0)
+        return Optimizer(learning_rate=rate)
 
     def _objective(
         self, data: _Data, sides: tuple[list[int], list[int]], context: int
@@ -429,10 +433,10 @@ class Preferences:
 
         def evaluate() -> dict[str, float]:
             done = len(progress.losses)
-            if done in points and all(entry["update"] != done for entry in progress.curve):
+            if done in points:  # a checkpoint has no entry of its last update yet
                 progress.curve.append({"update": done, **objective.evaluate(answers, held_out)})
             last = progress.curve[-1] if progress.curve else {}
-            return {f"held_out_{name}": last[name] for name in ("accuracy",) if name in last}
+            return {"held_out_accuracy": last["accuracy"]} if "accuracy" in last else {}
 
         def update(batch: Sequence[int]) -> dict[str, float]:
             metrics = evaluate()
@@ -441,7 +445,13 @@ class Preferences:
         name = "verdicts" if isinstance(objective, KTO) else "pairs"
         title = f"learning from {name}", f"learned from {len(train)} {name}"
         run_updates(
-            *(learner, batches, update, progress, unfinished, reporter, title),
+            learner,
+            batches,
+            update,
+            progress,
+            unfinished,
+            reporter,
+            title,
             checkpoint_every=self.checkpoint_every,
         )
         evaluate()

@@ -1,4 +1,4 @@
-"""Say before training what is unusual about verdicts: few, unbalanced, contradictory."""
+"""Check verdicts and pairs before the training: few, unbalanced, contradictory."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _Ids = TypeVar("_Ids", bound=Verdict | Pair)
 
 @dataclass(slots=True)
 class Rated:
-    """What is known about answers, as token ids."""
+    """Answers with scores or in pairs, as token ids, and what was left out."""
 
     answers: list[tuple[Demonstration, float]] = field(default_factory=list)
     """Answers with their scores."""
@@ -90,7 +90,8 @@ class Rated:
                 chosen, rejected = (
                     self._render(
                         Demonstration(prompt_ids=example.prompt_ids, response_ids=ids),
-                        *(tokenizer, label),
+                        tokenizer,
+                        label,
                     )
                     for ids in (example.chosen_ids, example.rejected_ids)
                 )
@@ -115,7 +116,8 @@ class Rated:
             chosen, rejected = (
                 self._render(
                     {"messages": [*prompt, _answer(example, name, label)], "tools": tools},
-                    *(tokenizer, label),
+                    tokenizer,
+                    label,
                 )
                 for name in names
             )
@@ -354,11 +356,11 @@ def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[li
     """
     distinct = sorted({tuple(prompt) for prompt in prompts})
     random.Random(seed).shuffle(distinct)
-    held = set(distinct[: int(share * len(distinct))])
+    test_prompts = set(distinct[: int(share * len(distinct))])
     train: list[int] = []
     test: list[int] = []
     for index, prompt in enumerate(prompts):
-        (test if tuple(prompt) in held else train).append(index)
+        (test if tuple(prompt) in test_prompts else train).append(index)
     return train, test
 
 

@@ -187,7 +187,7 @@ class SFT:
                 once the answer is there, or the weight of a message is invalid, or `tools` is no
                 list or has a parameter without a schema. Or `demonstrations` is a table of pandas.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
-            ModelError: the model or its tokenizer cannot be loaded.
+            ModelError: the model or its tokenizer cannot be loaded, or a loss is not finite.
         """
         if folder is None:
             raise ConfigError("SFT.fit needs a folder for the model: fit(…, folder=)")

@@ -257,13 +257,13 @@ def _without_nulls(dataset: Any, name: str, reporter: Reporter) -> list[Json]:
     which a chat template would render as arguments and parameters.
     """
     rows = list(dataset)
-    kept = [_drop_nulls(row) for row in rows]
-    if kept != rows:
+    clean = [_drop_nulls(row) for row in rows]
+    if clean != rows:
         reporter.line(
             f"{name}: keys of the Dataset's rows whose value is null are left out, because "
             "Arrow adds them; for a tool argument that is null, give arguments as JSON text"
         )
-    return kept
+    return clean
 
 
 def _drop_nulls(value: Any) -> Any:

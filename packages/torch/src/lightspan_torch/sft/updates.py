@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from lightspan.errors import ModelError
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter
 from lightspan.protocols.learner import Learner
@@ -84,6 +86,7 @@ def run_updates(
     Raises:
         CheckpointError: a checkpoint cannot be written.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint is written.
+        ModelError: a loss is not finite.
     """
     reporter.start(title[0], len(batches))
     reporter.advance(len(progress.losses))
@@ -91,6 +94,12 @@ def run_updates(
     with delayed_interrupt() as interrupted:
         for batch in batches[len(progress.losses) :]:
             metrics = update(batch)
+            if not math.isfinite(metrics["loss"]):  # the learner skipped the update
+                raise ModelError(
+                    f"the loss of update {len(progress.losses) + 1} is {metrics['loss']}: the "
+                    "weights are damaged, or too large for their data type. Give another model, a "
+                    'lower learning rate, or learner=Torch(dtype="float32")'
+                )
             progress.losses.append(metrics["loss"])
             usage = learner.usage()
             progress.seconds = before_s + usage["cpu_s"]

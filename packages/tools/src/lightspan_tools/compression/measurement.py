@@ -17,23 +17,22 @@ from lightspan.training.results import Evaluation
 from lightspan_tools.compression.recorded import Tokens
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """What the app did on the held-out tasks, with one endpoint or model."""
 
     evaluation: Evaluation
-    calls: int
-    """Number of answered calls of the chosen agents."""
     tokens: Tokens
+    """The tokens of the answered calls of the chosen agents."""
     seconds: float
     """Seconds in which at least one of these calls was being answered."""
 
     @property
     def seconds_per_call(self) -> float:
         """Seconds of the machine per call: calls that are answered together share them."""
-        return self.seconds / max(1, self.calls)
+        return self.seconds / max(1, self.tokens.calls)
 
 
-def read_measured(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Measured:
+def read_measurement(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Measurement:
     """Read the calls of an evaluation from the store of its run.
 
     Args:
@@ -52,9 +51,8 @@ def read_measured(url: str, evaluation: Evaluation, agents: Sequence[str]) -> Me
         for call in episode.calls
         if call.outcome is CallOutcome.OK and is_of(call, agents)
     ]
-    return Measured(
+    return Measurement(
         evaluation=evaluation,
-        calls=len(answered),
         tokens=Tokens.of(answered),
         seconds=busy_seconds(answered),
     )
