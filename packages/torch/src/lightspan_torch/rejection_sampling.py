@@ -123,6 +123,7 @@ class RejectionSampling(Algorithm):
             raise UnsupportedError(
                 f"the learner does not support {', '.join(refused)}: leave it out"
             )
+        self._supported = []
         if engine.trainable_grammar and learner.trainable_grammar:
             self._supported.append(Rejection.CONSTRAINED)
         if engine.trainable_truncation and learner.trainable_truncation:
