@@ -168,27 +168,27 @@ def record(task: str, seed: int, model: Path) -> tuple[str, dict[str, int]]:
                 right = app(message)
                 return str(lightspan.current_attempt_id()), right
 
-        asked = [message for message in messages_of(task, "train") for _ in range(ANSWERS)]
+        messages = [message for message in messages_of(task, "train") for _ in range(ANSWERS)]
         with lightspan.record(url, service=task), ThreadPoolExecutor(THREADS) as pool:
-            answers = list(pool.map(attempt, asked))
+            answers = list(pool.map(attempt, messages))
     rng = random.Random(f"{task} {seed}")
-    found = {"answers": len(answers), "right": sum(right for _, right in answers)}
-    found |= {"up": 0, "down": 0, "false": 0}
+    totals = {"answers": len(answers), "right": sum(right for _, right in answers)}
+    totals |= {"up": 0, "down": 0, "false": 0}
     for attempt_id, right in answers:
         if rng.random() >= COVERAGE:
             continue
         is_false = rng.random() < NOISE
         verdict = right is not is_false
         lightspan.feedback(attempt_id, verdict, store=url)
-        found["up" if verdict else "down"] += 1
-        found["false"] += is_false
-    counts.write_text(json.dumps(found))
-    return url, found
+        totals["up" if verdict else "down"] += 1
+        totals["false"] += is_false
+    counts.write_text(json.dumps(totals))
+    return url, totals
 
 
 # --- arms -----------------------------------------------------------------------------------
 def train(key: Key, start: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Train an arm; return the folder of the model, and what is to be kept of the training."""
+    """Train an arm; return the folder of the model, and figures of the training."""
     if key.arm == "untrained":
         return start, {}
     if key.arm == "rl":
@@ -216,9 +216,9 @@ def train(key: Key, start: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     )
     learned = preferences.fit(folder=folder / "model", reporter=SAY, resume=True)
     last = learned.curve[-1] if learned.curve else None
-    kept = {"examples": learned.examples, "held_out": learned.held_out}
+    sizes = {"examples": learned.examples, "held_out": learned.held_out}
     accuracy = {} if last is None else {"held_out_accuracy": last.accuracy}
-    return learned.model, {**counts, **kept, **accuracy, "notes": learned.check.notes}
+    return learned.model, {**counts, **sizes, **accuracy, "notes": learned.check.notes}
 
 
 def _reinforce(key: Key, start: Path, folder: Path) -> Path:
@@ -247,9 +247,9 @@ def run(key: Key, start: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     began, row = time.monotonic(), {}
     try:
-        model, kept = train(key, start, folder)
+        model, figures = train(key, start, folder)
         right = evaluate(key.task, model)
-        row = {**kept, "right": right, "mean": round(right.count("1") / len(right), 4)}
+        row = {**figures, "right": right, "mean": round(right.count("1") / len(right), 4)}
     except Exception as error:
         traceback.print_exc()
         row = {"error": f"{type(error).__name__}: {error}".replace(str(ROOT), ".")[:500]}
