@@ -51,6 +51,15 @@ class Chaos(threading.Thread):
         except BaseException as error:
             self.error = error
 
+    def lags(self) -> bool:
+        """Return whether there were more than eight calls per fault.
+
+        A fast machine ends its training before the last fault unless calls wait.
+        """
+        happened = self.happened.total()
+        waiting = self.is_alive() and happened < self._number
+        return waiting and self._asked() >= 8 * (1 + happened)
+
     def end(self) -> None:
         """Stop after the training has ended, and raise the first error of this thread."""
         self._over.set()

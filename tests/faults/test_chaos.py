@@ -11,7 +11,7 @@ import functools
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from scripted_learning import Recording, scripted  # type: ignore[import-not-fou
 
 from lightspan import ExternalRunners, LightningRL, LocalRunners, Trainer
 from lightspan.progress import SilentReporter
-from lightspan.protocols.engine import GenerationRequest
+from lightspan.protocols.engine import GenerationRequest, TokenChunk
 from lightspan.schema.records import AttemptStatus, Rollout, RolloutStatus
 from lightspan.stores import open_store
 from lightspan_testing.scripted_engine import ScriptedEngine, tiny_chat_tokenizer
@@ -63,6 +63,20 @@ class Script:
         return said
 
 
+class PacedEngine(ScriptedEngine):
+    """Let calls wait until the faults have caught up with them."""
+
+    chaos: Chaos | None = None
+
+    async def generate(
+        self, request: GenerationRequest, *, stream: bool
+    ) -> AsyncIterator[TokenChunk]:
+        while self.chaos is not None and self.chaos.lags():  # noqa: ASYNC110 (it is a thread)
+            await asyncio.sleep(0.01)
+        async for chunk in super().generate(request, stream=stream):
+            yield chunk
+
+
 def trainer(folder: Path, model: Path, script: Script, runners: Any, store: str | None) -> Trainer:
     return Trainer(
         LightningRL(
@@ -74,7 +88,7 @@ def trainer(folder: Path, model: Path, script: Script, runners: Any, store: str 
         ),
         folder=folder,
         steps=STEPS,
-        engine=ScriptedEngine(script.tokenizer, script, policies={"policy": 0}, pace_s=0.03),
+        engine=PacedEngine(script.tokenizer, script, policies={"policy": 0}, pace_s=0.03),
         learner=Recording(model),
         runners=runners,
         store=store,

@@ -518,14 +518,15 @@ class LightningRL(LightningSettings, Algorithm):
         """Return the groups with the returns (total rewards) of their rollouts.
 
         Automatic intermediate rewards (`air`) are included. A group has no gradient if its returns
-        are all the same, as is the credit of any failed try.
+        are all the same, as is the credit of any failed try. Groups of forks alone are left out.
         """
         added = bonuses(self.air, self.credit, episodes, coverages)
         rewards, failed = group_rewards(episodes, coverages, added)
         zero = advantages.groups_without_variance(rewards, failed)
         members: dict[str, list[Episode]] = {name: [] for name in rewards}
         for episode in episodes:
-            members[episode.group_id].append(episode)
+            if episode.group_id in members:
+                members[episode.group_id].append(episode)
         scored = {name: [v for v in rewards[name] if v is not None] for name in rewards}
         return [
             GroupReturns(each[0].task_id, each, scored[name], name not in zero)
