@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
@@ -60,7 +61,7 @@ from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.mixture import MIN_TASKS, Mixture, gradient_left
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
-from lightspan.lightning.rows import Row, keep_recorded
+from lightspan.lightning.rows import Row, keep_recorded, row_shares
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.lightning.states import qualified_name
 from lightspan.lightning.transitions import TransitionKey, reject_calls
@@ -630,6 +631,8 @@ class LightningRL(LightningSettings, Algorithm):
         update, skipped = await self._update(trainer, batch, lam)
         if update:
             await trainer.publish()
+        shares = row_shares([t for member in builder.members for t in member.transitions])
+        extra |= {f"agent/{path}/one_row": fmean(own) for path, own in shares.items()}
         extra |= self._collect_metrics | self._resample_metrics(episodes)
         if (mixture := self._batch_config.mixture) is not None:
             extra |= mixture.metrics()
