@@ -57,7 +57,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "Preferences", "SFT", "Torch", "Transformers"), "train"),
-        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "count_parameters"), "train"),
+        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "choose_rate"), "train"),
         "Command": "programs",
         "ExternalRunners": "cluster",
         "Hosts": "hosts",

@@ -23,7 +23,6 @@ from lightspan.algorithms.adaptive_tasks import DESCRIPTION, AdaptiveOrder, Grou
 from lightspan.algorithms.async_rollouts import next_episodes
 from lightspan.algorithms.critic_warmup import CriticWarmup, describe_critic
 from lightspan.algorithms.grammar_check import reject_mismatches
-from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.protocol import (
     Algorithm,
     FailureReward,
@@ -65,6 +64,7 @@ from lightspan.lightning.rows import Row, keep_recorded, row_shares
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.lightning.states import qualified_name
 from lightspan.lightning.transitions import TransitionKey, reject_calls
+from lightspan.plugins import load_plugin
 from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import (
@@ -297,7 +297,7 @@ class LightningRL(LightningSettings, Algorithm):
             (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
             trains each group once.
         learning_rate: None chooses one from the model's size and LoRA
-            (`lightspan.algorithms.learning_rate`), and prints it.
+            (`lightspan_torch.learning_rate`), and prints it.
         temperature: sampling temperature of training; the app's own value is ignored.
         max_tokens: maximum tokens of an answer; a smaller value of the app's request counts. None
             for the app's value.
@@ -765,8 +765,9 @@ class LightningRL(LightningSettings, Algorithm):
 
     # --- set-up ---------------------------------------------------------------------------
     @cached_property
-    def _chosen_rate(self) -> Rate:
-        return choose_rate(self._specs)
+    def _chosen_rate(self) -> Any:
+        """The default `Rate` of the policies, from `lightspan_torch.learning_rate`."""
+        return load_plugin("api", "choose_rate")(self._specs)
 
     def _policy_specs(self, names: Sequence[str]) -> dict[str, PolicySpec]:
         """Return policy → its starting weights and LoRA settings.
