@@ -39,9 +39,9 @@ from learning import ROOT, SAY
 
 import lightspan
 from lightspan import SFT, LightningRL, LoRA, Optimizer, Trainer
-from lightspan.algorithms.learning_rate import default_rate
 from lightspan_torch import Preferences, count_parameters
 from lightspan_torch.learner.policy_model import merge_adapter
+from lightspan_torch.learning_rate import default_rate
 
 CACHE: Final = ROOT / ".cache" / "verdicts"
 ARMS: Final = ("untrained", "sft", "kto", "kto1", "dpo", "rl")

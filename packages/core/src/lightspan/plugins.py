@@ -49,7 +49,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
         **dict.fromkeys(("compress", "dev", "fork"), "train"),
-        **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
+        **dict.fromkeys(("export", "feedback", "inspect", "prune", "rescore"), "tools"),
         **dict.fromkeys(("candidate", "serve"), "http"),
         "import": "otel",
         "ui": "ui",
@@ -57,7 +57,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "Preferences", "SFT", "Torch", "Transformers"), "train"),
-        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "count_parameters"), "train"),
+        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "choose_rate"), "train"),
         "Command": "programs",
         "ExternalRunners": "cluster",
         "Hosts": "hosts",
@@ -65,6 +65,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         "RejectionSampling": "train",
         "VLLM": "vllm",
         "Verl": "verl",
+        "tasks_from_store": "tools",
     },
 }
 """Kind → name of a plugin in this repository → the extra of `lightspan` that installs the

@@ -17,7 +17,6 @@ import msgspec
 
 from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext, local_model
 from lightspan.algorithms.grammar_check import reject_mismatches
-from lightspan.algorithms.learning_rate import choose_rate
 from lightspan.algorithms.metrics import merge_updates, rollout_metrics
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning import Episode, Selection, build_rows, classify_calls, trained_transitions
@@ -30,6 +29,7 @@ from lightspan.schema.routing import Routing
 from lightspan.schema.token_records import Sampling
 from lightspan.schema.validation import MAX_SEED, check_kind, check_number, check_whole
 from lightspan_torch.imitation import explain_imitation
+from lightspan_torch.learning_rate import choose_rate
 
 
 @dataclass(kw_only=True, eq=False)

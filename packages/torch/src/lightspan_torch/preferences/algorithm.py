@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from lightspan.algorithms.learning_rate import default_rate
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.recorded_attempts import Query, Time
 from lightspan.errors import ConfigError, DataError
@@ -22,6 +21,7 @@ from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
+from lightspan_torch.learning_rate import default_rate
 from lightspan_torch.preferences.check import LossName, PreferenceCheck, check_examples
 from lightspan_torch.preferences.examples import (
     Pair,
