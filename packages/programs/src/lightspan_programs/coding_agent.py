@@ -304,9 +304,9 @@ class _Attempt:
         spec, home = self._app.spec, self._home("home")
         await asyncio.to_thread(self._keep)
         env = environment.clean_environment(os.environ, scope, model, home)
-        values = {name: env[name] for name in PLACEHOLDERS if name in env}
+        values: dict[str, str] = {name: env[name] for name in PLACEHOLDERS if name in env}
         values |= {"WORKSPACE": str(self._workspace), "INSTRUCTION": instruction}
-        env |= {name: fill(text, values) for name, text in (spec.env | self._app.env).items()}
+        env |= {name: fill(text, values) for name, text in {**spec.env, **self._app.env}.items()}
         for path, text in spec.files.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             (home / path).write_text(fill(text, values), "utf-8")

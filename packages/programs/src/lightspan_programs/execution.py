@@ -77,7 +77,7 @@ async def execute(
 def _record(
     agent: AgentContext,
     name: str,
-    arguments: list[str],
+    arguments: Sequence[str],
     start_ns: int,
     ended: Ended | None,
     stdout: str,
@@ -95,7 +95,7 @@ def _record(
         stderr: printable end of stderr.
     """
     attributes: Attributes = {
-        c.COMMAND_ARGUMENTS: arguments,
+        c.COMMAND_ARGUMENTS: list(arguments),
         c.COMMAND_STDOUT: stdout,
         c.COMMAND_STDERR: stderr,
     }

@@ -100,4 +100,4 @@ def find_spec(name: str) -> ProgramSpec:
 
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Return `text` with its placeholders replaced; those without a value become empty."""
-    return string.Template(text).substitute(dict.fromkeys(PLACEHOLDERS, "") | values)
+    return string.Template(text).substitute({**dict.fromkeys(PLACEHOLDERS, ""), **values})
