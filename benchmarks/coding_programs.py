@@ -207,8 +207,10 @@ def trained(program: Program, model: Path, repository: Path, folder: Path) -> di
     )
     trainer = Trainer(algorithm, runners=LocalRunners(1), steps=1, folder=folder, engine=engine)
     task = {"instruction": INSTRUCTION, "workspace": str(repository)}
-    trainer.fit(app, [task], [task])
-    (folder / "prompts.json").write_text(json.dumps(policy.prompts, indent=1))
+    try:
+        trainer.fit(app, [task], [task])
+    finally:
+        (folder / "prompts.json").write_text(json.dumps(policy.prompts, indent=1))
     return row_of(program, folder)
 
 
