@@ -3,11 +3,10 @@
     python benchmarks/coding_programs.py --json benchmarks/results/coding_programs.json
     python benchmarks/coding_programs.py --programs codex pi --folder /tmp/runs
 
-Each program that is on the PATH repairs a small git repository behind `CodingAgent`, within one
-step of `fit` and two evaluations. The tokens are those of SmolLM2's tokenizer, the answers are
-scripted: every second session gives up, so that rewards vary. The learner trains a model of random
-weights, so nothing is learned. `benchmarks/tables.py` makes the table of
-docs/guides/coding-agents.md.
+Each program that is on the PATH repairs a small git repository behind `CodingAgent`, in a dry run
+of two sessions and one of the evaluation. The tokens are those of SmolLM2's tokenizer. The answers
+are scripted, and every second session gives up, so that rewards vary. `benchmarks/tables.py` makes
+the table of docs/guides/coding-agents.md.
 
 The programs are installed by their own package managers (`npm install -g …`, `pip install …`). It
 needs the router example's model beside lightspan[train]: its tokenizer.
@@ -86,24 +85,24 @@ EDIT: Final = (
 )
 SUBMIT: Final = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 PROGRAMS: Final = (
-    Program("claude-code", ("claude", "--version"), EDIT),
-    Program(
-        *("claude-code", ("claude", "--version"), EDIT),
-        arguments=("--bare", "--tools", "Bash,Read,Edit"),
-    ),
     Program("codex", ("codex", "--version"), shell("exec_command", "cmd")),
-    Program("opencode", ("opencode", "--version"), shell("bash", description="Repair")),
     Program("pi", ("pi", "--version"), shell("bash")),
     Program(
         *("pi", ("pi", "--version"), shell("bash")),
         arguments=("--system-prompt", "You fix bugs.", "--tools", "bash", "--no-skills"),
     ),
+    Program("mini-swe-agent", ("mini", "--help"), [*shell("bash")[:3], SUBMIT]),
+    Program("aider", ("aider", "--version"), [f"calc.py\n```\n{FIXED}```\n"]),
+    Program("opencode", ("opencode", "--version"), shell("bash", description="Repair")),
+    Program(
+        *("claude-code", ("claude", "--version"), EDIT),
+        arguments=("--bare", "--tools", "Bash,Read,Edit"),
+    ),
+    Program("claude-code", ("claude", "--version"), EDIT),
     Program(
         *("qwen-code", ("qwen", "--version")),
         shell("run_shell_command", is_background=False),
     ),
-    Program("mini-swe-agent", ("mini", "--help"), [*shell("bash")[:3], SUBMIT]),
-    Program("aider", ("aider", "--version"), [f"calc.py\n```\n{FIXED}```\n"]),
 )
 
 
@@ -120,12 +119,10 @@ class Policy:
         self._answers = answers
         self._sessions: dict[str, bool] = {}
         """Attempt → whether it gives up."""
-        self.prompts: list[str] = []
 
     def __call__(self, request: GenerationRequest) -> str:
         """Return the next answer of a conversation."""
         text = self._tokenizer.tokenizer.decode(request.prompt_ids)  # with special tokens
-        self.prompts.append(text)
         if request.policy == "base":
             return "Repair add"
         gives_up = self._sessions.setdefault(request.rollout, len(self._sessions) % 2 == 1)
@@ -175,15 +172,14 @@ def make_model(source: Path, folder: Path) -> Path:
     return folder
 
 
-def trained(program: Program, model: Path, repository: Path, folder: Path) -> dict[str, Any]:
-    """Run one step of `fit` with two evaluations; return the program's row of the table."""
+def run(program: Program, model: Path, repository: Path, folder: Path) -> dict[str, Any]:
+    """Run the sessions of a program; return its row of the table."""
     from lightspan_torch.engine.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(model))
-    policy = Policy(tokenizer, program.answers)
     engine = ScriptedEngine(
         tokenizer,
-        policy,
+        Policy(tokenizer, program.answers),
         policies={"policy": 0, "base": 0},
         capabilities=EngineCapabilities(exact_tokens=True),
         chunk=64,
@@ -193,34 +189,27 @@ def trained(program: Program, model: Path, repository: Path, folder: Path) -> di
         verify=[sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         protected=["test_calc.py"],
         arguments=program.arguments,
-        timeout_s=300,
+        timeout_s=600,
     )
     algorithm = LightningRL(
-        model,
-        optimize="app",
-        frozen="base",
-        group_size=2,
-        tasks_per_step=1,
-        learning_rate=1e-3,
-        timeout_s=600,
-        max_tokens=2_000,
+        model, optimize="app", frozen="base", group_size=2, max_tokens=2_000, timeout_s=900
     )
-    trainer = Trainer(algorithm, runners=LocalRunners(1), steps=1, folder=folder, engine=engine)
-    task = {"instruction": INSTRUCTION, "workspace": str(repository)}
-    try:
-        trainer.fit(app, [task], [task])
-    finally:
-        (folder / "prompts.json").write_text(json.dumps(policy.prompts, indent=1))
-    return row_of(program, folder)
+    trainer = Trainer(algorithm, runners=LocalRunners(1), steps=1, engine=engine)
+    tasks = [
+        {"instruction": INSTRUCTION, "workspace": str(repository), "id": split}
+        for split in ("train", "val")
+    ]
+    report = trainer.dev(app, tasks[:1], tasks[1:], count=1, folder=folder, replay=False)
+    breaks = {} if report.rows is None else report.rows.causes
+    return {**row_of(program, folder), "breaks": breaks}
 
 
 def row_of(program: Program, folder: Path) -> dict[str, Any]:
     """Return what the store says of a program's sessions."""
-    run = RunFolder(folder)
-    every = stored_episodes(run.store_url)
-    episodes = [episode for episode in every if episode.mode is Mode.TRAIN]
+    every = stored_episodes(RunFolder(folder).store_url)
+    episodes = [episode for episode in every if episode.mode is not Mode.VAL]
     routing = make_routing({"app": "policy"}, "base", "policy")
-    coverages = [classify_calls(episode, routing) for episode in episodes]
+    coverages = [classify_calls(episode, routing, modes=(Mode.DEV,)) for episode in episodes]
     entries = [entry for coverage in coverages for entry in coverage.entries]
     solved = max(zip(episodes, coverages, strict=True), key=lambda pair: pair[0].reward or 0.0)
     transitions = trained_transitions(*solved)
@@ -292,7 +281,7 @@ def main() -> int:
             if shutil.which(program.version[0]) is None:
                 print(f"{program.name}: not on the PATH")
                 continue
-            rows.append(trained(program, model, repository, folder / f"run{number}"))
+            rows.append(run(program, model, repository, folder / f"run{number}"))
             print(json.dumps(rows[-1]), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({**circumstances(), "programs": rows}, indent=2) + "\n")

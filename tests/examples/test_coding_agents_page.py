@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from lightspan_testing.stored_episodes import stored_episodes
 
-pytestmark = pytest.mark.pages
+pytestmark = [pytest.mark.pages, pytest.mark.timeout(900)]
 
 PI = """\
 import json, os, pathlib, sys, urllib.request
