@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
+import _coding_programs_table as coding_programs
 import _task_choice_table as task_choice
 import _verdicts_table as verdicts
 from _report import Figure, cells as figure_cells
@@ -51,6 +52,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         HERE / "README.md": {
             "figures": figures_table(results),
             "sessions": sessions_table(results),
+        },
+        ROOT / "docs/guides/coding-agents.md": {
+            "coding_programs": coding_programs.table(results["coding_programs"])
         },
         ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lightspan.trainer import FitResult as FitResult, Trainer as Trainer
     from lightspan_cluster import ExternalRunners as ExternalRunners, Hosts as Hosts
     from lightspan_cluster.ray_runners import RayRunners as RayRunners
-    from lightspan_programs import Command as Command
+    from lightspan_programs import CodingAgent as CodingAgent, Command as Command
     from lightspan_prompts import APO as APO, GEPA as GEPA, Alternate as Alternate, Judge as Judge
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport

@@ -8,6 +8,7 @@ implementation. Kinds:
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
     runners    name → a callable without arguments that returns `Runners`
+    programs   name → `lightspan_programs.ProgramSpec`: a coding agent that `CodingAgent` starts
     apps       kind of program → a callable that takes a reference and returns a `Program`
                (`lightspan.runners.program`)
     exporters  "default" → a `SpanExporter` (`lightspan.production.exporters`)
@@ -45,7 +46,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "gateway": {"default": "http"},
     "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
     "runners": {"ray": "ray"},
-    "apps": {"command": "programs"},
+    "apps": dict.fromkeys(("coding-agent", "command"), "programs"),
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
         **dict.fromkeys(("compress", "dev", "fork"), "train"),
@@ -58,7 +59,7 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "Preferences", "SFT", "Torch", "Transformers"), "train"),
         **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "choose_rate"), "train"),
-        "Command": "programs",
+        **dict.fromkeys(("CodingAgent", "Command"), "programs"),
         "ExternalRunners": "cluster",
         "Hosts": "hosts",
         "RayRunners": "ray",
