@@ -180,6 +180,7 @@ class EngineClosedError(EngineError):
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("cluster",),
+    "harbor": ("harbor", "programs"),
     "hosts": ("cluster", "gateway"),
     "http": ("gateway",),
     "otel": ("otel",),
