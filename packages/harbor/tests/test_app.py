@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightspan.errors import AppError, ConfigError, DataError
-from lightspan.runners.app import as_app, load_app
+from lightspan.runners.app import as_app
 from lightspan.runners.program import ProgramError
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import PromptTemplate
@@ -94,7 +94,7 @@ def test_an_environment_without_harbor_is_told_where_it_is_needed(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(AppError, match=r"a trial needs Harbor where the runners are: .*python=…"):
-        load_app(trial(agent="oracle").reference)
+        trial(agent="oracle").check()
 
 
 # --- requests ---------------------------------------------------------------------------------

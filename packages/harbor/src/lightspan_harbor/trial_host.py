@@ -155,12 +155,13 @@ class TrialHost:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            reply = msgspec.json.decode(line, type=Reply)
-            with self._lock:
-                future = self._waiting.get(reply.id)
-            if future is not None:
-                _settle(future, reply)
+        with self._process.stdout as lines:
+            for line in lines:
+                reply = msgspec.json.decode(line, type=Reply)
+                with self._lock:
+                    future = self._waiting.get(reply.id)
+                if future is not None:
+                    _settle(future, reply)
         self._process.wait()
         with self._lock:
             futures = list(self._waiting.values())
