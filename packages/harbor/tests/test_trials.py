@@ -152,7 +152,7 @@ async def test_a_sandbox_that_does_not_start_is_retried(
 async def test_a_kind_of_sandbox_that_is_missing(host: Any, tmp_path: Path) -> None:
     write_task(tmp_path, "a")
     [task] = HarborTasks(tmp_path)
-    with pytest.raises(ProgramError, match="no sandbox can be started: .*not installed") as caught:
+    with pytest.raises(ProgramError, match="no sandbox can be started: ") as caught:
         await trial(agent="oracle", environment="apple-container")(task)
     assert caught.value.outcome is Outcome.INFRASTRUCTURE
 
