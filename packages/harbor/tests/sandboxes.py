@@ -21,7 +21,7 @@ ROOTS = re.compile(r"(?<![\w./-])/(logs|tests|solution|app|skills|runtime)\b")
 
 
 class Folder(BaseEnvironment):
-    """A temporary folder. `/app`, `/logs`, `/tests` and others in commands and scripts lie in it."""
+    """A temporary folder, in which `/app`, `/logs`, `/tests` and others of a command lie."""
 
     @staticmethod
     def type() -> str:
@@ -97,7 +97,7 @@ class Folder(BaseEnvironment):
 class Agent(BaseAgent):
     """An agent that sends its instruction to the model, and writes the answer to `answer.txt`.
 
-    Options: `stem`, of what it asks its side model first; `forever`, whether it never ends.
+    Options: `side`, the name of a model that it asks first; `forever`, whether it never ends.
     """
 
     def __init__(self, logs_dir: Path, **options: Any) -> None:
@@ -150,7 +150,7 @@ def write_task(
     name: str,
     *,
     instruction: str = "Write done into /app/answer.txt.",
-    check: str = 'grep -qs done /app/answer.txt && echo 1 || echo 0) > /logs/verifier/reward.txt',
+    check: str = "grep -qs done /app/answer.txt && echo 1 || echo 0) > /logs/verifier/reward.txt",
     agent_s: float = 60,
     dockerfile: str = "",
 ) -> Path:

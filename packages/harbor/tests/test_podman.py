@@ -20,7 +20,7 @@ import pytest
 
 pytest.importorskip("harbor", reason="Harbor needs Python 3.12")
 
-from sandboxes import write_task  # noqa: E402 - it imports Harbor
+from sandboxes import write_task
 
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan
@@ -79,7 +79,9 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def left() -> list[str]:
     """Return the names of all containers of trials."""
-    return [name for name in podman("ps", "-a", "--format", "{{.Names}}").split() if "__env" in name]
+    return [
+        name for name in podman("ps", "-a", "--format", "{{.Names}}").split() if "__env" in name
+    ]
 
 
 @pytest.fixture

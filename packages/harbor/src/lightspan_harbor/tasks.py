@@ -28,7 +28,9 @@ class HarborTasks:
     def __init__(self, suite: str | os.PathLike[str]) -> None:
         root = Path(suite).expanduser().resolve()
         if not root.is_dir():
-            raise DataError(f"there is no suite {os.fspath(suite)!r}: give a folder of Harbor tasks")
+            raise DataError(
+                f"there is no suite {os.fspath(suite)!r}: give a folder of Harbor tasks"
+            )
         self._tasks = [_task(root, file.parent) for file in sorted(root.rglob(_TASK_FILE))]
         if not self._tasks:
             raise DataError(
