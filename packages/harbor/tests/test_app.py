@@ -80,7 +80,7 @@ def test_invalid_options(options: dict[str, Any], message: str) -> None:
 def test_agents_are_named_as_those_of_a_command() -> None:
     app = trial(agent="claude-code", agents={"title": system("Generate a title*")})
     assert list(app.agent_paths()) == ["app", "title"]
-    assert list(trial(agent="codex", agents="small").agent_paths()) == ["small"]
+    assert list(trial(agent="codex", agents="small").agent_paths()) == ["app", "small"]
     with pytest.raises(ConfigError, match=r"agents \['title'\] are neither optimised nor frozen"):
         app.check_routing(Routing(rules=[Rule("app", POLICY)]))
     app.check_routing(Routing(rules=[Rule("*", POLICY)]))

@@ -171,7 +171,7 @@ class HarborTrial(Program):
         Raises:
             ConfigError: the gateway would refuse the calls of an agent, or no model answers.
         """
-        Command(["harbor"], agents=self.agents).check_routing(routing)
+        self._command().check_routing(routing)
         if not routing.serves and self.model is None:
             raise ConfigError(
                 "no policy answers this agent's calls: name its model, such as "
@@ -180,7 +180,14 @@ class HarborTrial(Program):
 
     def agent_paths(self) -> Sequence[str]:
         """Return the paths of all agents; empty if they are unknown."""
-        return Command(["harbor"], agents=self.agents).agent_paths()
+        return self._command().agent_paths()
+
+    def _command(self) -> Command:
+        """Return a command with the same agents, which are named in the same way."""
+        agents: Any = self.agents
+        if agents and not isinstance(agents, Mapping):
+            agents = tuple(dict.fromkeys((c.UNNAMED_AGENT, *agents)))  # it makes all other calls
+        return Command(["harbor"], agents=agents)
 
     def opened(self) -> AbstractAsyncContextManager[TrialHost]:
         """Return a context manager that keeps one host process for all attempts."""
