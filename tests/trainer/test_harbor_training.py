@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ PYTHON = os.environ.get("LIGHTSPAN_HARBOR_PYTHON", "")
 SANDBOXES = Path(__file__).parents[2] / "packages/harbor/tests"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not PYTHON, reason="LIGHTSPAN_HARBOR_PYTHON names no environment"),
 ]
 
@@ -135,6 +137,48 @@ def test_calls_of_a_side_model_are_not_trained(tiny: Path, tmp_path: Path) -> No
         ("app", "policy"): 2,
         ("side", "base"): 2,
     }
+
+
+STOPPED = """
+import sys
+from lightspan import LightningRL, LocalRunners, Trainer
+from lightspan_harbor import HarborTasks, trial
+
+if __name__ == "__main__":
+    model, python, suite = sys.argv[1:]
+    app = trial(
+        agent="sandboxes:Agent", environment="sandboxes:Folder", options={"forever": True}
+    )
+    algorithm = LightningRL(model, group_size=2, tasks_per_step=1)
+    Trainer(algorithm, runners=LocalRunners(2, python=python), folder="run").fit(
+        app, HarborTasks(suite)
+    )
+"""
+
+
+def test_ctrl_c_leaves_no_sandbox(tiny: Path, tmp_path: Path) -> None:
+    """Check a training whose process group gets SIGINT, as from a terminal."""
+    write_suite(tmp_path / "suite", "a", "echo 1")
+    shutil.copy(SANDBOXES / "sandboxes.py", tmp_path)
+    (tmp_path / "train.py").write_text(STOPPED)
+    boxes = tmp_path / "boxes"
+    boxes.mkdir()
+    with (tmp_path / "log").open("wb") as log:
+        training = subprocess.Popen(
+            [sys.executable, "train.py", str(tiny), PYTHON, str(tmp_path / "suite")],
+            cwd=tmp_path,
+            env={**os.environ, "SANDBOXES": str(boxes)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    while len(list(boxes.glob("*/app/answer.txt"))) < 2:
+        assert training.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+    os.killpg(training.pid, signal.SIGINT)
+    assert training.wait() != 0
+    while list(boxes.iterdir()):  # the test's time limit ends this loop
+        time.sleep(0.1)
 
 
 def reflects(request: Any) -> str:

@@ -52,7 +52,7 @@ class HarborTrial(Program):
     infrastructure, so the rollout is retried, and stays unscored.
 
     Trajectory and logs are kept in the folder `trials` of the run; `lightspan inspect` shows where.
-    Trials run in a process beside each runner, so that sandboxes are removed if the runner is
+    Trials run in a process next to each runner, so that sandboxes are removed if the runner is
     killed. Harbor is needed where the runners are (`LocalRunners(python=…)`), with Python 3.12.
 
     An agent is named as for `Command`: by the model of a request, or by its system prompt. All

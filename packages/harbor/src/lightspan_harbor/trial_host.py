@@ -85,7 +85,7 @@ class TrialHost:
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._lock = threading.Lock()
         self._log = log
-        # podman-compose may lie beside the interpreter, in an environment that is not active
+        # podman-compose may lie next to the interpreter, in an environment that is not active
         paths = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         variables = {
             "PATH": os.pathsep.join(filter(None, paths)),
