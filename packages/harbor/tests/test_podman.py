@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +17,9 @@ import pytest
 
 pytest.importorskip("harbor", reason="Harbor needs Python 3.12")
 
+from kills import outlive_kills
 from sandboxes import write_task
 
-from lightspan.runners.local import LocalRunners
-from lightspan.runners.protocol import RunnerPlan
-from lightspan.schema.records import Mode, Rollout, RolloutStatus
-from lightspan.schema.reward import Reward
-from lightspan.stores import open_store
 from lightspan_harbor import HarborTasks, trial
 from lightspan_testing.wait import until
 
@@ -41,7 +34,6 @@ pytestmark = [
 ]
 IMAGE = "localhost/lightspan-debian:1"
 TRIALS = int(os.environ.get("LIGHTSPAN_TRIALS", "20"))
-SLOTS = 2
 # runc, because crun does not start without cgroups of systemd; the network is the host's, so that
 # an agent in a container reaches the gateway
 CONF = """
@@ -101,45 +93,7 @@ async def test_a_trial_in_a_container(suite: Path, tmp_path: Path) -> None:
 @pytest.mark.faults
 async def test_runners_killed_at_random_lose_nothing(suite: Path, tmp_path: Path) -> None:
     """Check that all trials succeed although runners are killed, and that no container is left."""
-    [task] = HarborTasks(suite)
     program = trial(agent="oracle", environment="podman", folder=tmp_path / "trials")
-    names = [f"ro-{number}" for number in range(TRIALS)]
-    chance, kills = random.Random(int(os.environ.get("LIGHTSPAN_SEED", "0"))), 0
-    async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
-        await store.enqueue(
-            [
-                Rollout(
-                    rollout_id=name,
-                    task=task,
-                    task_id=name,
-                    mode=Mode.VAL,
-                    max_infrastructure_tries=50,
-                )
-                for name in names
-            ]
-        )
-        runners = LocalRunners(SLOTS)
-        plan = RunnerPlan(
-            store_url=store.url, app=program.reference, lease_s=10, sys_path=list(sys.path)
-        )
-        await runners.start(plan)
-        try:
-            finished = next_kill = 0
-            while finished < TRIALS:
-                runners.check()
-                await asyncio.sleep(0.5)
-                counts = await store.count()
-                finished = counts.get(RolloutStatus.SUCCEEDED, 0)
-                if finished >= next_kill and runners.pids:
-                    await asyncio.sleep(chance.uniform(0, 30))
-                    os.kill(chance.choice(runners.pids), signal.SIGKILL)
-                    kills, next_kill = kills + 1, finished + chance.randint(1, 4)
-                    print(f"kill {kills} after {finished} trials, {len(left())} containers")
-        finally:
-            await runners.stop()
-        attempts = [each for each in await store.attempts(names) if each.reward is not None]
-    assert kills > 0
-    assert sorted({each.rollout_id for each in attempts}) == sorted(names)
-    assert [each.reward for each in attempts] == [Reward(1.0)] * TRIALS
+    await outlive_kills(program, suite, tmp_path, trials=TRIALS, max_pause_s=30)
     async with asyncio.timeout(120):
         await until(lambda: left() == [])

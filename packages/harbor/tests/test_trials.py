@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("harbor", reason="Harbor needs Python 3.12")
 
+from kills import outlive_kills
 from sandboxes import write_task
 
 from lightspan.runners.app import as_app
@@ -303,8 +305,6 @@ async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) ->
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         await store.enqueue([Rollout(rollout_id="ro", task=task, task_id="a", mode=Mode.VAL)])
         runners = LocalRunners(1)
-        import sys
-
         plan = RunnerPlan(
             store_url=store.url,
             app=app("oracle").reference,
@@ -326,4 +326,15 @@ async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) ->
                     await asyncio.sleep(0.05)
         finally:
             await runners.stop()
+    await until_none_left(tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+async def test_runners_killed_at_random_lose_nothing(tmp_path: Path) -> None:
+    """Check 200 trials, or `LIGHTSPAN_TRIALS`: all succeed, and no sandbox is left."""
+    write_task(tmp_path / "suite", "a")
+    trials = int(os.environ.get("LIGHTSPAN_TRIALS", "200"))
+    await outlive_kills(app("oracle"), tmp_path / "suite", tmp_path, trials=trials, max_pause_s=3)
     await until_none_left(tmp_path)
