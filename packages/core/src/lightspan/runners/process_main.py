@@ -29,7 +29,7 @@ from lightspan.capture import context_propagation
 from lightspan.errors import LightspanError, StoreUnreachableError
 from lightspan.runners.app import App, load_app
 from lightspan.runners.loop_watchdog import LoopWatchdog
-from lightspan.runners.protocol import RunnerConfig, RunnerPlan, RunnerSettings
+from lightspan.runners.protocol import FOLDER_VARIABLE, RunnerConfig, RunnerPlan, RunnerSettings
 from lightspan.runners.runner import Runner
 from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import clock
@@ -120,6 +120,8 @@ def work(plan: RunnerPlan, name: str, parent_pipe: Connection) -> None:
     keep_secrets(plan.store_url, plan.store_secrets)
     sys.path[:] = [*plan.sys_path, *(path for path in sys.path if path not in plan.sys_path)]
     context_propagation.carry()  # before the app starts threads
+    if plan.folder and not plan.elsewhere:
+        os.environ[FOLDER_VARIABLE] = plan.folder
     try:
         take_credentials(plan.store_url)
         app = load_app(plan.app)

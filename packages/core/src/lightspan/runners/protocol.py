@@ -17,6 +17,8 @@ TOKEN_VARIABLE: Final = "LIGHTSPAN_CALL_TOKEN"
 GATEWAY_VARIABLE: Final = "LIGHTSPAN_GATEWAY_URL"
 """Variable with the base URL of the gateway; calls of the agent NAME go to
 `$LIGHTSPAN_GATEWAY_URL/agents/NAME/v1`."""
+FOLDER_VARIABLE: Final = "LIGHTSPAN_RUN_FOLDER"
+"""Variable of a runner on the trainer's machine with the absolute path of the run's folder."""
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class RunnerPlan(RunnerSettings, frozen=True, kw_only=True):
     elsewhere: bool = False
     """Whether the runners are on another machine than the trainer. Then they cannot reach the
     gateway's address, and the store's server forwards their model calls to the gateway."""
+    folder: str = ""
+    """Absolute path of the run's folder on the trainer's machine; empty if there is none."""
     joins: bool = False
     """Whether a process waits for a `WorkerCommand` that names the runs before it claims attempts,
     and reports the number of claimed attempts."""

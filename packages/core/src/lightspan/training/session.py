@@ -331,6 +331,7 @@ class Session:
             run_id=run_id,
             lease_s=self.settings.lease_s,
             sys_path=list(sys.path),
+            folder=str(self.path.resolve()),
         )
         self._stack.push_async_callback(runners.stop)
         await runners.start(plan)
