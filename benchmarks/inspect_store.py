@@ -105,17 +105,21 @@ def _call(attempt: Attempt, number: int) -> StoredCall:
 async def _record(store: Store, claims: Sequence[Claim]) -> None:
     attempts = [claim.attempt for claim in claims]
     await store.add_calls([_call(attempt, n) for attempt in attempts for n in range(CALLS)])
-    for attempt in attempts:
-        spans = [
-            _span(attempt, SpanKind.TOOL, f"tool {n}", attempt.started_at + n, result="42 rows")
-            for n in range(OTHERS)
-        ]
-        await store.add_spans(AttemptRef(attempt.attempt_id, attempt.epoch), spans)
+    # together, so that the store commits them in one transaction
+    await asyncio.gather(*(_record_tools(store, attempt) for attempt in attempts))
     reports = [
         attempt.report(AttemptStatus.SUCCEEDED, Outcome.OK, reward=Reward(number % 5 / 4))
         for number, attempt in enumerate(attempts)
     ]
     await store.report(reports)
+
+
+async def _record_tools(store: Store, attempt: Attempt) -> None:
+    spans = [
+        _span(attempt, SpanKind.TOOL, f"tool {n}", attempt.started_at + n, result="42 rows")
+        for n in range(OTHERS)
+    ]
+    await store.add_spans(AttemptRef(attempt.attempt_id, attempt.epoch), spans)
 
 
 async def _fill(store: Store, total: int) -> None:
