@@ -141,6 +141,12 @@ async def _fill(store: Store, total: int) -> None:
         await _record(store, await store.claim("runner", len(rollouts), 3600.0, RUN))
 
 
+async def fill(url: str, total: int) -> None:
+    """Fill the empty store of a URL with `total` rollouts."""
+    async with open_store(url) as store:
+        await _fill(store, total)
+
+
 def make_run(folder: Path, total: int) -> None:
     """Make a run folder with a store of `total` rollouts."""
     run = RunFolder(folder)
@@ -149,11 +155,7 @@ def make_run(folder: Path, total: int) -> None:
         {"algorithm": "LightningRL", "app": "app:answer", "run_id": RUN, "model": "small"}
     )
 
-    async def fill() -> None:
-        async with open_store(run.store_url) as store:
-            await _fill(store, total)
-
-    asyncio.run(fill())
+    asyncio.run(fill(run.store_url, total))
     for step in range(-(-total // STEP_SIZE)):
         run.add_metrics({"kind": "train", "step": step, "rollouts": STEP_SIZE, "reward": 0.5})
     run.release()
