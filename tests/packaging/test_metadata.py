@@ -188,6 +188,11 @@ def test_wheels_hold_the_whole_source_and_nothing_else(package: str) -> None:
 
 
 @built
+def test_the_web_page_is_small() -> None:
+    assert Path(wheel("ui").filename or "").stat().st_size <= 300_000
+
+
+@built
 @pytest.mark.parametrize("package", PACKAGES)
 def test_source_distributions_hold_the_package_and_nothing_else(package: str) -> None:
     name = project(PACKAGES[package])["name"].replace("-", "_")

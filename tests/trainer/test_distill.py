@@ -32,6 +32,7 @@ from lightspan_torch import Distill, TeacherServer
 from lightspan_torch.distill import server as server_module
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.distill.prompt_server import DROP, PromptServer
+from tests.reports.ui_numbers import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(570)]
 
@@ -220,6 +221,10 @@ def test_frozen_agents_keep_the_starting_weights(mixed: Run, student: Path) -> N
         assert base.score([row])[0][size:] == pytest.approx(list(record.logprobs), abs=1e-5)
     keys = {call_id for row in trained.rows for call_id, _ in row.call_ids}
     assert not keys & {record.call_id for record in checks if record is not None}
+
+
+def test_the_page_has_the_numbers_of_inspect(mixed: Run) -> None:
+    asyncio.run(check_run(mixed.folder))
 
 
 @pytest.mark.parametrize("is_scored", [True, False])
