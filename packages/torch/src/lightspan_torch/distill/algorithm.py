@@ -83,8 +83,9 @@ class Distill(DistillSettings):
 
     The student (`model`) acts in the app as with `LightningRL`, and the teacher scores the tokens
     that the student sampled for the chosen agents. Minimised is the reverse KL divergence per
-    token, KL(student ‖ teacher), at the prefixes that the student visits (GKD, arXiv 2306.13649;
-    the formula is in `lightspan_torch.distill.reverse_kl`). Both distributions are those at
+    token, KL(student ‖ teacher), at the prefixes that the student visits (GKD, arXiv 2306.13649).
+    With a teacher in this process it is computed over the whole vocabulary, with a server estimated
+    from the sampled tokens (`lightspan_torch.distill.reverse_kl`). Both distributions are those at
     `temperature`, under the same grammar, so the best student has the teacher's logits and imitates
     it at every temperature. With `reward_weight`, the advantage of the reward is added.
 

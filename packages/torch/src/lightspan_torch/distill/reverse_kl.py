@@ -1,7 +1,9 @@
 """The reverse KL divergence per token, as advantages of sampled tokens.
 
-With p the student and q the teacher, both at the sampling temperature, and y_t the token that the
-student sampled after the prefix s_t:
+A teacher in this process and a learner with the method `taught` need no estimate: the divergence
+over the whole vocabulary is added to the loss (`lightspan_torch.learner.losses.reverse_kl`), and
+the sampled tokens only explain it. Otherwise, with p the student and q the teacher, both at the
+sampling temperature, and y_t the token that the student sampled after the prefix s_t:
 
     advantage_t = log q(y_t | s_t) - log p(y_t | s_t) - b  +  reward weight · advantage of the call
 
