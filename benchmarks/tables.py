@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
+import _distill_table as distill
 import _task_choice_table as task_choice
 import _verdicts_table as verdicts
 from _report import Figure, cells as figure_cells
@@ -59,6 +60,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "baselines": baselines_table(results["baselines"])
         },
         ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
+        ROOT / "docs/evidence/distill.md": {
+            "distill": distill.table(distill.rows_of(distill.RESULTS))
+        },
         ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
         ROOT / "docs/evidence/verdicts.md": {
             "verdicts": verdicts.table(verdicts.rows_of(verdicts.RESULTS))
