@@ -294,7 +294,9 @@ def training_head(
     output, size = _output(model, plain)
     vocabulary = plain.config.get_text_config().vocab_size
     device = tokens.targets.device
-    of_teacher = teacher and teacher.log_distributions(tokens, device, vocabulary)
+    of_teacher = None
+    if teacher is not None:
+        of_teacher = teacher.log_distributions(tokens, device, vocabulary)
 
     def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
         gradients = []

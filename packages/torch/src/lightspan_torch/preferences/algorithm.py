@@ -347,8 +347,8 @@ class Preferences:
         verdicts = verdicts_of(rated, self._threshold)
         pairs = pairs_of(rated) if loss == "dpo" else []
         weights = self.desirable_weight, self.undesirable_weight
-        examples: Sequence[Verdict | Pair] = verdicts if loss == "kto" else pairs
-        sides = split([each.prompt_ids for each in examples], self.held_out, self.seed)
+        learned: Sequence[Verdict | Pair] = verdicts if loss == "kto" else pairs
+        sides = split([each.prompt_ids for each in learned], self.held_out, self.seed)
         train = sides[0] if loss == "kto" else None
         check = check_examples(loss, verdicts, pairs, weights, rated.left_out, train)
         highest = highest_score(rated)

@@ -363,10 +363,10 @@ def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[li
     """
     firsts: dict[tuple[int, ...], tuple[int, ...]] = {}
     first: tuple[int, ...] | None = None
-    for prompt in sorted({tuple(prompt) for prompt in prompts}):
-        if first is None or prompt[: len(first)] != first:  # its continuations follow in this order
-            first = prompt
-        firsts[prompt] = first
+    for ids in sorted({tuple(prompt) for prompt in prompts}):
+        if first is None or ids[: len(first)] != first:  # its continuations follow in this order
+            first = ids
+        firsts[ids] = first
     distinct = sorted(set(firsts.values()))
     random.Random(seed).shuffle(distinct)
     test_chats = set(distinct[: int(share * len(distinct))])
