@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 RESULTS: Final = Path(__file__).parent / "results/distill.jsonl"
-ARMS: Final = ("start", "teacher", "distill", "sampled")
+ARMS: Final = ("start", "teacher", "half", "distill", "sampled")
+STUDENTS: Final = ("half", "distill", "sampled")
 NAMES: Final = {
     "start": "the published model",
     "teacher": "`LightningRL`, the teacher",
+    "half": "`Distill`, over the whole vocabulary, after 12 of 24 steps",
     "distill": "`Distill`, over the whole vocabulary",
     "sampled": "`Distill`, from the sampled tokens",
 }
@@ -37,7 +39,7 @@ def table(rows: Sequence[Row]) -> str:
     teachers = {row["seed"]: row["mean"] for row in rows if row["arm"] == "teacher"}
     for row in sorted(rows, key=lambda row: (row["seed"], ARMS.index(row["arm"]))):
         kls, teacher = row["reverse_kl"], teachers.get(row["seed"])
-        is_student = row["arm"] in ("distill", "sampled") and teacher is not None
+        is_student = row["arm"] in STUDENTS and teacher is not None
         cells = (
             NAMES[row["arm"]],
             str(row["seed"]),

@@ -10,10 +10,11 @@ that was killed continues from its last checkpoint.
 The design is in docs/evidence/distill.md. `teacher` trains SmolLM2-135M-Instruct by the recipe of
 the router (`LightningRL`, 24 steps of 64 rollouts). `distill` begins with the published weights
 again, and the policy of `teacher` of the same seed teaches it: one rollout for each of 384
-messages, a quarter of the teacher's rollouts, in 24 steps of 16, without a reward. `sampled` does
-the same with the estimate from sampled tokens, as a server would teach. `start` is the published
-model. Measured is the reward on the 320 messages of the test, sampled once at the temperature of
-training, as in docs/evidence/router.md. The target: `distill` ends at most .05 below `teacher`.
+messages, a quarter of the teacher's rollouts, in 24 steps of 16, without a reward. `half` is the
+same training after 12 steps. `sampled` does the same as `distill` with the estimate from sampled
+tokens, as a server would teach. `start` is the published model. Measured is the reward on the 320
+messages of the test, sampled once at the temperature of training, as in docs/evidence/router.md.
+The target: `distill` ends at most .05 below `teacher`.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def measured(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     say = PlainReporter(sys.stderr)
     model = pretrained(ROOT / "examples/router/.cache", say)
     of_recipe = app.rl_options(seed)
-    folder = options.cache / f"{arm}-{seed}"
-    is_student = arm in ("distill", "sampled")
+    folder = options.cache / f"{'distill' if arm == 'half' else arm}-{seed}"
+    is_student = arm in ("half", "distill", "sampled")
     if is_student:
         changes: dict[str, Any] = {"group_size": 1, "tasks_per_step": TASKS_PER_STEP}
         changes |= {"minibatches": MINIBATCHES, "optimizer": None, "learning_rate": RATE}
@@ -92,7 +93,7 @@ def measured(arm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     trainer = Trainer(
         algorithm,
         runners=16,
-        steps=STEPS,
+        steps=STEPS // 2 if arm == "half" else STEPS,
         checkpoint_every=4,
         folder=folder,
         engine=Transformers(num_blocks=64),
