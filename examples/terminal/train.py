@@ -33,7 +33,7 @@ def prepare(run: Run) -> Prepared:
         algorithm,
         steps=run.recipe.steps,
         metric=METRIC,
-        cluster="function",  # attempts at one package are alike
+        cluster="name",  # attempts at one package are alike
         **run.trainer_options,
     )
     return Prepared(trainer, broken, held_out)

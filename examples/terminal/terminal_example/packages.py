@@ -242,3 +242,19 @@ def _inputs(right: str, parameters: Sequence[str]) -> tuple[tuple[int, ...], ...
 def sources(tasks: Sequence[Task]) -> set[str]:
     """Return the right expressions of tasks, for `generate(apart=)`."""
     return {task["right"] for task in tasks}
+
+
+def guess_scores(tasks: Sequence[Task]) -> dict[str, float]:
+    """Return kind of bug → share of tasks repaired by a player that does not read the docstring.
+
+    The player finds the function, and undoes a bug of that kind at a random place.
+    """
+    scores: dict[str, float] = {}
+    for kind, changes in {**bugs.TRAINED, **bugs.HELD_OUT}.items():
+        shares = [
+            guesses.count(task["right"]) / len(guesses)
+            for task in tasks
+            if (guesses := bugs.mutants(task["wrong"], task["parameters"], changes))
+        ]
+        scores[kind] = sum(shares) / len(tasks)
+    return scores

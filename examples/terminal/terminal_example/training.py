@@ -65,6 +65,8 @@ REAL_MODEL = replace(
 class TrainingTask(Task):
     """A package with the app's settings."""
 
+    name: str
+    """The id of the package; `id` names one of several attempts at it."""
     max_tokens: int
     limit: int
 
@@ -101,6 +103,7 @@ def load_tasks(
     return [
         TrainingTask(
             **{**task, "id": f"{task['id']}/{attempt}"},
+            name=task["id"],
             max_tokens=recipe.max_tokens,
             limit=recipe.limit,
         )
