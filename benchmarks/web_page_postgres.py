@@ -32,6 +32,8 @@ def main() -> int:
     with Cluster(found, place="/var/tmp") as cluster:
         url = cluster.url("page")
         asyncio.run(fill(url, options.rollouts))
+        with cluster.connect() as db:
+            db.execute("VACUUM ANALYZE")  # as PostgreSQL does by itself while a store grows
         database = int((cluster.folder / "data" / "postmaster.pid").read_text().split()[0])
         print(f"filled, PostgreSQL is process {database}", flush=True)
         figures = large_store(url, "stores", database)
