@@ -55,9 +55,11 @@ async def outlive_kills(
                 runners.check()
                 await asyncio.sleep(0.2)
                 finished = (await store.count()).get(RolloutStatus.SUCCEEDED, 0)
-                if finished >= next_kill and runners.pids:
-                    await asyncio.sleep(chance.uniform(0, max_pause_s))
-                    os.kill(chance.choice(runners.pids), signal.SIGKILL)
+                if finished < next_kill:
+                    continue
+                await asyncio.sleep(chance.uniform(0, max_pause_s))
+                if pids := runners.pids:  # else the process is being replaced
+                    os.kill(chance.choice(pids), signal.SIGKILL)
                     kills, next_kill = kills + 1, finished + chance.randint(1, 8)
                     print(f"kill {kills} after {finished} trials")
         finally:
