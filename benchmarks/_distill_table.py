@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 RESULTS: Final = Path(__file__).parent / "results/distill.jsonl"
-ARMS: Final = ("start", "teacher", "distill")
+ARMS: Final = ("start", "teacher", "half", "distill", "sampled")
+STUDENTS: Final = ("half", "distill", "sampled")
 NAMES: Final = {
     "start": "the published model",
     "teacher": "`LightningRL`, the teacher",
-    "distill": "`Distill`, without a reward",
+    "half": "`Distill`, over the whole vocabulary, after 12 of 24 steps",
+    "distill": "`Distill`, over the whole vocabulary",
+    "sampled": "`Distill`, from the sampled tokens",
 }
 HEADS: Final = (
     *("model", "seed", "rollouts", "reward (95% CI)", "below the teacher"),
@@ -30,11 +33,13 @@ def rows_of(path: Path) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table, a row for each model and seed."""
+    if not rows:
+        return "Nothing has been run yet."
     lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
     teachers = {row["seed"]: row["mean"] for row in rows if row["arm"] == "teacher"}
     for row in sorted(rows, key=lambda row: (row["seed"], ARMS.index(row["arm"]))):
         kls, teacher = row["reverse_kl"], teachers.get(row["seed"])
-        is_student = row["arm"] == "distill" and teacher is not None
+        is_student = row["arm"] in STUDENTS and teacher is not None
         cells = (
             NAMES[row["arm"]],
             str(row["seed"]),

@@ -11,9 +11,10 @@ from typing import Any, Final
 RESULTS: Final = Path(__file__).parent / "results" / "verdicts.jsonl"
 NAMES: Final = {
     "untrained": "untrained",
-    "sft": "SFT on what was rated well",
-    "kto": "KTO",
-    "dpo": "DPO",
+    "sft": "SFT on what was rated well, four passes",
+    "kto": "KTO, four passes",
+    "kto1": "KTO, one pass",
+    "dpo": "DPO, four passes",
     "rl": "RL with the true metric",
 }
 """Arm → its name in the table."""

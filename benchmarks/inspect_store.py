@@ -105,17 +105,21 @@ def _call(attempt: Attempt, number: int) -> StoredCall:
 async def _record(store: Store, claims: Sequence[Claim]) -> None:
     attempts = [claim.attempt for claim in claims]
     await store.add_calls([_call(attempt, n) for attempt in attempts for n in range(CALLS)])
-    for attempt in attempts:
-        spans = [
-            _span(attempt, SpanKind.TOOL, f"tool {n}", attempt.started_at + n, result="42 rows")
-            for n in range(OTHERS)
-        ]
-        await store.add_spans(AttemptRef(attempt.attempt_id, attempt.epoch), spans)
+    # together, so that the store commits them in one transaction
+    await asyncio.gather(*(_record_tools(store, attempt) for attempt in attempts))
     reports = [
         attempt.report(AttemptStatus.SUCCEEDED, Outcome.OK, reward=Reward(number % 5 / 4))
         for number, attempt in enumerate(attempts)
     ]
     await store.report(reports)
+
+
+async def _record_tools(store: Store, attempt: Attempt) -> None:
+    spans = [
+        _span(attempt, SpanKind.TOOL, f"tool {n}", attempt.started_at + n, result="42 rows")
+        for n in range(OTHERS)
+    ]
+    await store.add_spans(AttemptRef(attempt.attempt_id, attempt.epoch), spans)
 
 
 async def _fill(store: Store, total: int) -> None:
@@ -137,6 +141,12 @@ async def _fill(store: Store, total: int) -> None:
         await _record(store, await store.claim("runner", len(rollouts), 3600.0, RUN))
 
 
+async def fill(url: str, total: int) -> None:
+    """Fill the empty store of a URL with `total` rollouts."""
+    async with open_store(url) as store:
+        await _fill(store, total)
+
+
 def make_run(folder: Path, total: int) -> None:
     """Make a run folder with a store of `total` rollouts."""
     run = RunFolder(folder)
@@ -145,11 +155,7 @@ def make_run(folder: Path, total: int) -> None:
         {"algorithm": "LightningRL", "app": "app:answer", "run_id": RUN, "model": "small"}
     )
 
-    async def fill() -> None:
-        async with open_store(run.store_url) as store:
-            await _fill(store, total)
-
-    asyncio.run(fill())
+    asyncio.run(fill(run.store_url, total))
     for step in range(-(-total // STEP_SIZE)):
         run.add_metrics({"kind": "train", "step": step, "rollouts": STEP_SIZE, "reward": 0.5})
     run.release()

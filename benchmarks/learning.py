@@ -3,7 +3,7 @@
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
     python benchmarks/learning.py --example rag          the same of RAG; or rag-crewai, math,
                                                          router, router-pydantic-ai,
-                                                         quest, textworld
+                                                         quest, terminal, textworld
     python benchmarks/learning.py --seeds 0              one seed
     python benchmarks/learning.py --parts rl             without the controls
     python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
@@ -129,6 +129,13 @@ def textworld_player(train: Sequence[Any], test: Sequence[Any], cache: Path) -> 
 
     games = dict.fromkeys(Path(task["game"]) for task in test)
     return constant_scores(list(games), [task["route"] for task in test])
+
+
+def terminal_guess(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """Return the share of test packages that are repaired without reading, by the bug guessed."""
+    from terminal_example.packages import guess_scores
+
+    return guess_scores(test)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +274,14 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         constant_ceiling=0.05,
         start=0.2,
         end=0.6,
+    ),
+    "terminal": lambda: Subject(
+        training="terminal_example.training",
+        metric="packages repaired",
+        constant=terminal_guess,
+        constant_ceiling=0.3,
+        cluster="name",
+        gain=0.15,
     ),
     "textworld": lambda: Subject(
         training="textworld_example.training",

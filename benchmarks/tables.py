@@ -16,6 +16,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
+import _coding_programs_table as coding_programs
+import _distill_table as distill
 import _task_choice_table as task_choice
 import _verdicts_table as verdicts
 from _report import Figure, cells as figure_cells
@@ -52,6 +54,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "figures": figures_table(results),
             "sessions": sessions_table(results),
         },
+        ROOT / "docs/guides/coding-agents.md": {
+            "coding_programs": coding_programs.table(results["coding_programs"])
+        },
         ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])
         },
@@ -59,6 +64,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "baselines": baselines_table(results["baselines"])
         },
         ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
+        ROOT / "docs/evidence/distill.md": {
+            "distill": distill.table(distill.rows_of(distill.RESULTS))
+        },
         ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
         ROOT / "docs/evidence/verdicts.md": {
             "verdicts": verdicts.table(verdicts.rows_of(verdicts.RESULTS))

@@ -39,12 +39,12 @@ from learning import ROOT, SAY
 
 import lightspan
 from lightspan import SFT, LightningRL, LoRA, Optimizer, Trainer
-from lightspan.algorithms.learning_rate import default_rate
 from lightspan_torch import Preferences, count_parameters
 from lightspan_torch.learner.policy_model import merge_adapter
+from lightspan_torch.learning_rate import default_rate
 
 CACHE: Final = ROOT / ".cache" / "verdicts"
-ARMS: Final = ("untrained", "sft", "kto", "dpo", "rl")
+ARMS: Final = ("untrained", "sft", "kto", "kto1", "dpo", "rl")
 TASKS: Final = ("desk", "router")
 SEEDS: Final = (0, 1, 2)
 MESSAGES: Final = 128
@@ -210,8 +210,8 @@ def train(key: Key, start: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     preferences = Preferences(
         start,
         from_store=url,
-        loss="kto" if key.arm == "kto" else "dpo",
-        epochs=EPOCHS,
+        loss="dpo" if key.arm == "dpo" else "kto",
+        epochs=1 if key.arm == "kto1" else EPOCHS,
         seed=key.seed,
     )
     learned = preferences.fit(folder=folder / "model", reporter=SAY, resume=True)

@@ -3,16 +3,14 @@
     python benchmarks/web_page.py [--rollouts 100000] [--folder FOLDER] [--runs RUNS] [--json PATH]
 
 Serves the run of `benchmarks/inspect_store.py` (ten spans a rollout) with `lightspan ui`, and asks
-what a browser asks. `--store` measures an existing store in its place, such as a PostgreSQL one
-that `--fill` filled before. `--runs` is a folder of small runs; 50 copies of them are listed.
+what a browser asks. `--runs` is a folder of small runs; 50 copies of them are listed.
+`web_page_postgres.py` asks the same of PostgreSQL.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,13 +20,14 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+import psutil
 from _report import Figure, finish
-from inspect_store import RUN, _fill, make_run
+from inspect_store import RUN, make_run
 
-from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
 
 PAGE: Final = "limit=50"
@@ -36,9 +35,15 @@ MISS: Final = "a text that no span has"
 
 
 class Served:
-    """A running `lightspan ui`, whose requests and CPU time are measured."""
+    """A running `lightspan ui`, whose requests and CPU time are measured.
 
-    def __init__(self, *places: str) -> None:
+    Args:
+        places: what it shows.
+        database: id of the main process of a PostgreSQL server, whose CPU time counts too.
+    """
+
+    def __init__(self, *places: str, database: int | None = None) -> None:
+        self._database = None if database is None else psutil.Process(database)
         command = [sys.executable, "-m", "lightspan.cli", "ui", *places, "--port", "0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -78,9 +83,17 @@ class Served:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the process so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """CPU seconds so far of the process, and of the database's processes."""
+        used = psutil.Process(self._process.pid).cpu_times()
+        seconds = used.user + used.system
+        if self._database is not None:
+            main = self._database.cpu_times()
+            seconds += main.children_user + main.children_system  # of those that have ended
+            for process in (self._database, *self._database.children()):
+                with suppress(psutil.NoSuchProcess):
+                    used = process.cpu_times()
+                    seconds += used.user + used.system
+        return seconds
 
     @property
     def peak_mib(self) -> float:
@@ -102,7 +115,6 @@ def timed(served: Served, what: str, path: str, at_most_s: float | None) -> list
 
 def requests(place: str) -> list[tuple[str, str, float | None]]:
     """Return what is asked of a large store: a name, a path and the target in seconds."""
-    search = urllib.parse.quote(MISS)
     return [
         ("first table", f"/{place}/rollouts?{PAGE}", 2.0),
         ("table again", f"/{place}/rollouts?{PAGE}", 0.3),
@@ -114,16 +126,39 @@ def requests(place: str) -> list[tuple[str, str, float | None]]:
         ),
         ("counts of filters", f"/{place}/facets", 0.3),
         ("groups", f"/{place}/groups?{PAGE}&sort=spread", 0.3),
-        ("search that finds nothing", f"/{place}/rollouts?{PAGE}&text={search}", 2.0),
         ("search that finds", f"/{place}/rollouts?{PAGE}&text=northern", 0.3),
     ]
 
 
-def large_store(place: str, name: str) -> list[Figure]:
-    """Measure the requests on a large store, then how long its spans take to be read."""
-    with Served(place) as served:
-        path = f"{name}/{served.ask('/places')[name][0]['name']}"
+def missed_search(served: Served, path: str) -> list[Figure]:
+    """Measure a search that finds nothing: until its first answer, and until all was searched."""
+    question = f"/{path}/rollouts?{PAGE}&text={urllib.parse.quote(MISS)}"
+    cpu, wall = served.cpu_s, time.perf_counter()
+    is_partial = served.ask(question)["is_partial"]
+    first = time.perf_counter() - wall
+    while is_partial:  # as the page goes on
+        is_partial = served.ask(question)["is_partial"]
+    whole, used = time.perf_counter() - wall, served.cpu_s - cpu
+    name = "search that finds nothing"
+    return [
+        Figure(what=f"{name}, first answer", unit="s", ours=first, at_most=2.0),
+        Figure(what=f"{name}, in all spans", unit="s", ours=whole, at_most=2.0),
+        Figure(what=f"{name}, in all spans, server", unit="CPU-s", ours=used),
+    ]
+
+
+def large_store(place: str, kind: str, database: int | None = None) -> list[Figure]:
+    """Measure the requests on a large store, then how long its spans take to be read.
+
+    Args:
+        place: folder of the run, or URL of the store.
+        kind: `runs` or `stores`.
+        database: as in `Served`.
+    """
+    with Served(place, database=database) as served:
+        path = f"{kind}/{served.ask('/places')[kind][0]['name']}"
         figures = [each for request in requests(path) for each in timed(served, *request)]
+        figures += missed_search(served, path)
         began, cpu = time.perf_counter(), served.cpu_s
         served.ask(f"/{path}/rollouts?{PAGE}&agent=writer")
         peak = served.peak_mib
@@ -170,33 +205,20 @@ def many_runs(source: Path, folder: Path) -> list[Figure]:
     return figures
 
 
-async def fill(url: str, rollouts: int) -> None:
-    """Fill an empty store."""
-    async with open_store(url) as store:
-        await _fill(store, rollouts)
-
-
 def main() -> int:
     """Measure, print the figures, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help=f"folder of the run {RUN!r}; kept")
-    parser.add_argument("--store", help="URL of a store in place of the run")
-    parser.add_argument("--fill", action="store_true", help="fill --store first")
     parser.add_argument("--runs", type=Path, help="folder of small runs, to list 50 copies")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     figures = []
     with tempfile.TemporaryDirectory() as temporary:
-        if options.store:
-            if options.fill:
-                asyncio.run(fill(options.store, options.rollouts))
-            figures += large_store(options.store, "stores")
-        else:
-            folder = options.folder or Path(temporary) / RUN
-            if not RunFolder(folder).is_used:
-                make_run(folder, options.rollouts)
-            figures += large_store(str(folder), "runs")
+        folder = options.folder or Path(temporary) / RUN
+        if not RunFolder(folder).is_used:
+            make_run(folder, options.rollouts)
+        figures += large_store(str(folder), "runs")
         if options.runs:
             (Path(temporary) / "runs").mkdir()
             figures += many_runs(options.runs, Path(temporary) / "runs")

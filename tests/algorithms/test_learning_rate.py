@@ -13,10 +13,10 @@ from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 
 from lightspan import LightningRL, LoRA, Optimizer, Policy, Trainer
-from lightspan.algorithms.learning_rate import choose_rate, default_rate
 from lightspan.algorithms.protocol import PolicySpec
 from lightspan.errors import ModelError
 from lightspan_torch.engine.parameter_count import count_parameters
+from lightspan_torch.learning_rate import choose_rate, default_rate
 
 
 # --- the rule -------------------------------------------------------------------------------

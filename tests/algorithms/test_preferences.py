@@ -389,6 +389,26 @@ def test_whole_prompts_are_held_out() -> None:
     assert evaluation_points(40, 10) == list(range(0, 41, 4))
 
 
+def test_the_turns_of_a_chat_are_on_one_side() -> None:
+    """The prompt of a later turn begins with that of the earlier ones."""
+    chats = [[7, chat] + [8] * (3 * turn) for turn in range(3) for chat in range(40)]
+    train, held_out = split(chats, 0.25, seed=3)
+    assert len(held_out) == 30
+    assert not {chats[i][1] for i in train} & {chats[i][1] for i in held_out}
+
+
+def test_the_weights_balance_the_verdicts_that_are_trained(tiny: Path) -> None:
+    verdicts = [
+        Verdict(prompt_ids=[n], response_ids=[n + 1], desirable=n % 3 == 0) for n in range(30)
+    ]
+    check = Preferences(tiny, held_out=0.5, seed=1).check(verdicts, reporter=QUIET)
+    train, _ = split([[n] for n in range(30)], 0.5, 1)
+    good = sum(n % 3 == 0 for n in train)
+    assert (len(train), check.desirable, check.undesirable) == (15, 10, 20)
+    weights = check.desirable_weight, check.undesirable_weight
+    assert weights == balanced_weights(good, 15 - good) != balanced_weights(10, 20)
+
+
 @pytest.mark.parametrize(("examples", "loss"), [(VERDICTS, "kto"), (PAIRS, "dpo")])
 def test_held_out_answers_change_no_update(
     tiny: Path, tmp_path: Path, examples: list[Any], loss: Any
@@ -433,6 +453,27 @@ def test_the_threshold_is_the_lowest_score_of_a_desirable_answer(tiny: Path) -> 
     examples = [{**example, "reward": reward} for reward in (0.49, 0.5, 0.51)]
     check = Preferences(tiny).check(examples, reporter=QUIET)
     assert (check.desirable, check.undesirable) == (2, 1)
+
+
+def test_the_default_threshold_is_refused_for_stars(tiny: Path, tmp_path: Path) -> None:
+    """With 0.5, the worst of five stars would be desirable, and only thumbs down undesirable."""
+    stars = [
+        {"messages": [*_asked(f"{n}?"), _answer("yes")], "reward": n % 5 + 1.0} for n in range(10)
+    ]
+    examples = [*stars, _verdict("0?", "no", False)]
+    scale = (
+        "scale: the highest score is 5, and the default threshold 0.5 is for scores up to 1: give "
+        "threshold=, the lowest score of a desirable answer"
+    )
+    assert Preferences(tiny).check(examples, reporter=QUIET).notes[-1] == scale
+    with pytest.raises(DataError, match="examples: scale: the highest score is 5"):
+        Preferences(tiny).fit(examples, tmp_path / "model", reporter=QUIET)
+    for threshold, desirable in ((4.0, 4), (0.5, 10)):
+        check = Preferences(tiny, threshold=threshold).check(examples, reporter=QUIET)
+        assert check.desirable == desirable
+        assert not any(note.startswith("scale") for note in check.notes)
+    check = Preferences(tiny, loss="dpo").check(examples, reporter=QUIET)
+    assert not any(note.startswith("scale") for note in check.notes)
 
 
 # --- what is said about it ------------------------------------------------------------------

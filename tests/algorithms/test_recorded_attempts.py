@@ -31,12 +31,12 @@ from lightspan.schema.spans import Attributes, Span, SpanKind
 from lightspan.stores import open_store, public_url
 from lightspan.stores.protocol import Summaries
 from lightspan.stores.sqlite import SQLiteStore
-from lightspan.training.data import tasks_from_store
 from lightspan_gateway.store_server.api_keys import Keys
 from lightspan_testing.strategies import make_reward_span, make_span
 from lightspan_tools import overview
 from lightspan_tools.export import Filter, export_store
 from lightspan_tools.inspect_report import RolloutReport, StoreReport
+from lightspan_tools.recorded_tasks import tasks_from_store
 from lightspan_torch.sft.chat_dataset import Chats, load_chats
 from packages.gateway.tests.remote_store.served import KEYS, READER, serving
 
@@ -473,6 +473,12 @@ def test_tasks_are_the_inputs_once_each(url: str, caplog: pytest.LogCaptureFixtu
     assert len(caplog.messages) == 2  # the attempt without an input has no reward
     with pytest.raises(DataError, match="shows the services"):
         tasks_from_store(url, service="nobody")
+
+
+def test_no_input_is_known(url: str) -> None:
+    write(url, attempt(1, call(1), task=None), attempt(2, call(2), task=None))
+    with pytest.raises(DataError, match="none of 2 attempts has a known input"):
+        tasks_from_store(url)
 
 
 # --- inspect and export ---------------------------------------------------------------------

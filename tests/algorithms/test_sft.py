@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -414,14 +415,19 @@ def test_an_answer_under_a_grammar_is_imitated_as_it_stands(
         (Preferences, [{**chat, "label": place == 0} for place, chat in enumerate(CHATS)]),
     ],
 )
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [(math.nan, "the loss of update 1 is nan"), (1e25, "the norm of the gradient of update 1 is")],
+)
 def test_damaged_weights_end_in_an_error(
-    tiny: Path, tmp_path: Path, algorithm: Any, examples: list[Any]
+    tiny: Path, tmp_path: Path, algorithm: Any, examples: list[Any], weight: float, message: str
 ) -> None:
+    """The loss of a weight that is too large is finite, and its gradient is not."""
     damaged = shutil.copytree(tiny, tmp_path / "damaged")
     weights = load_file(damaged / "model.safetensors")
-    weights["model.norm.weight"][0] = float("nan")
+    weights["model.norm.weight"][0] = weight
     save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="the loss of update 1 is nan"):
+    with pytest.raises(ModelError, match=message):
         algorithm(damaged).fit(examples, tmp_path / "model", reporter=QUIET)
     assert not (tmp_path / "model").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from lightspan.lightning.episode import Episode
 from lightspan.progress import SilentReporter
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.tiny import tiny_model
+from tests.reports.ui_numbers import check_run
 
 
 def trained_apart(
@@ -26,7 +28,7 @@ def trained_apart(
     *,
     context: int = 512,
 ) -> list[Episode]:
-    """Train one step, and return the episodes.
+    """Train one step, check the numbers of the run's page, and return the episodes.
 
     The runners' interpreter is that of an environment with `distributions`, their requirements and
     core. The trainer knows the app only by its name.
@@ -57,6 +59,7 @@ def trained_apart(
     )
     trainer.fit(app, tasks)
     episodes: list[Episode] = stored_episodes(trainer.folder.store_url)
+    asyncio.run(check_run(trainer.folder.path))
     assert len(episodes) == 4
     assert all(episode.finished for episode in episodes)
     assert len({call.call_id for episode in episodes for call in episode.calls}) >= 4

@@ -14,10 +14,10 @@ import pytest
 
 import lightspan
 from lightspan import LoRA
-from lightspan.algorithms.learning_rate import choose_rate, format_rate
 from lightspan.algorithms.protocol import PolicySpec
 from lightspan.cli import main
 from lightspan_testing.scripted import Request, ScriptedServer
+from lightspan_torch.learning_rate import choose_rate, format_rate
 from lightspan_torch.sft import updates
 from lightspan_torch.sft.checkpoint import Unfinished, delayed_interrupt
 

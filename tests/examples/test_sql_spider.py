@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from lightspan_testing.tiny import tiny_model
 from sql_example import spider, training, worlds
 from sql_example.reward import execution_accuracy
 from sql_example.worlds import app_input
+from tests.reports.ui_numbers import check_run
 
 SIZES = {"train": 3, "dev": 1, "test": 2}
 
@@ -206,3 +208,4 @@ def test_the_script_with_a_real_architecture(
     kept = {path.name for path in (run / "model").iterdir()}
     assert "adapter_config.json" in kept
     assert "model.safetensors" not in kept
+    asyncio.run(check_run(run))

@@ -5,6 +5,7 @@ Games are made by TextWorld's own compiler and played by its own engine.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -21,6 +22,7 @@ pytest.importorskip("textworld", reason="textworld is not installed: it needs gc
 
 import lightspan_langgraph
 from lightspan_testing.scripted import ScriptedServer
+from tests.reports.ui_numbers import check_run
 from textworld_example import demonstrations, games, reward, training
 from textworld_example.app import LIMIT, RULES, build_graph, chat_model, commands, graph, start
 from textworld_example.command import main
@@ -237,3 +239,4 @@ def test_a_short_training(data: Path, tmp_path: Path) -> None:
     assert "(n=4" in done.stdout.splitlines()[-1], "what it gained"
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [step["step"] for step in map(json.loads, lines) if step["kind"] == "train"] == [1]
+    asyncio.run(check_run(tmp_path / "run"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
 
 from lightspan.training.statistics import paired_gain
+from tests.reports.ui_numbers import check_run
 
 
 def test_the_held_out_gain_is_above_zero() -> None:
@@ -18,3 +20,7 @@ def test_the_held_out_gain_is_above_zero() -> None:
     gain = paired_gain(before["rewards"], after["rewards"], after["clusters"])
     assert gain.n == len(before["rewards"]) == len(after["rewards"]) >= 200
     assert gain.low > 0
+
+
+def test_the_page_has_the_numbers_of_inspect() -> None:
+    asyncio.run(check_run(Path(os.environ["LIGHTSPAN_RUN"])))

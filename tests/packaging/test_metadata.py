@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lightspan.errors import EXTRAS
+from lightspan.errors import folders_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {path.name: path for path in sorted((ROOT / "packages").iterdir()) if path.is_dir()}
@@ -76,13 +76,11 @@ def test_plugins_need_this_core(plugin: str) -> None:
         assert re.fullmatch(rf"lightspan[a-z-]*(\[\w+\])?~={major}\.{minor}\.0", each)
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", project(PACKAGES["core"])["optional-dependencies"])
 def test_extras_are_the_packages_that_errors_name(extra: str) -> None:
     """Check that `how_to_install` names every folder that pip needs for an extra."""
-    extras = project(PACKAGES["core"])["optional-dependencies"]
-    assert extras.keys() == EXTRAS.keys()
-    needed = {name_of(each) for each in extras[extra]}
-    assert {FOLDERS[name].name for name in needed} == set(EXTRAS[extra])
+    needed = {name_of(each) for each in project(PACKAGES["core"])["optional-dependencies"][extra]}
+    assert {FOLDERS[name].name for name in needed} == set(folders_of(extra))
     for name in needed:  # nothing else of ours that pip would look for on an index
         beside = {name_of(each) for each in project(FOLDERS[name])["dependencies"]}
         assert {each for each in beside if each.startswith("lightspan-")} <= needed
@@ -187,6 +185,11 @@ def test_wheels_hold_the_whole_source_and_nothing_else(package: str) -> None:
     names = [each for each in wheel(package).namelist() if ".dist-info/" in each]
     [license_name] = [each for each in names if each.endswith("/LICENSE")]
     assert wheel(package).read(license_name) == (ROOT / "LICENSE").read_bytes()
+
+
+@built
+def test_the_web_page_is_small() -> None:
+    assert Path(wheel("ui").filename or "").stat().st_size <= 300_000
 
 
 @built

@@ -6,6 +6,7 @@ docs/evidence/sql.md, measured by benchmarks/learning.py.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lightspan.training.folder import RunFolder
 from lightspan.training.statistics import paired_gain
 from lightspan_tools.inspect import inspect_run
+from tests.reports.ui_numbers import check_run
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,7 @@ def test_trained_agents_are_writer_and_rewriter_alone(run: Path) -> None:
     text = inspect_run(run)
     assert "check_query" in text
     assert "frozen" in text
+    asyncio.run(check_run(run))  # the web page has the same numbers
 
 
 def test_model_loads_and_the_folder_is_the_owners(run: Path) -> None:

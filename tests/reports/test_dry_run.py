@@ -374,7 +374,8 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
     rows = report.rows
     assert rows is not None
     assert (rows.calls, rows.rows, rows.new, rows.broken, rows.merged) == (4, 4, 2, 2, 0)
-    assert rows.causes == {"template": 0, "retokenisation": 0, "other": 2}
+    assert rows.causes == {"edited context": 2}
+    assert rows.one_row == {"writer": 0.5}
     tokenizer = tiny_chat_tokenizer()
     prompt = tokenizer.render([{"role": "user", "content": "q"}])
     expected, got = tokenizer.encode("name")[0], tokenizer.encode("NAME")[0]
@@ -384,16 +385,35 @@ def test_a_broken_conversation_is_shown_with_its_first_differing_token(
         assert example.startswith(f"writer, token {len(prompt)} (response), after ")
         assert f": {texts[0]!r} ({expected}) became {texts[1]!r} ({got}): {detail} " in example
     assert report.warnings[0] == (
-        "2 of 2 calls that go on with a conversation begin a new row (2 other): the learner "
-        f"computes their history again, {rows.repeated_tokens} of {rows.row_tokens} tokens"
+        "2 of 2 calls that go on with a conversation begin a new row (2 edited context): the "
+        f"learner computes their history again, {rows.repeated_tokens} of {rows.row_tokens} tokens"
     )
     assert rows.repeated_tokens == 2 * (len(prompt) + len(tokenizer.encode("name")) + 1)
     share = rows.repeated_tokens / rows.row_tokens
     assert f"  breaks repeat {rows.repeated_tokens} of these tokens ({share:.0%})" in report.text()
-    assert f"  2 breaks by other\n    {rows.breaks[0]}\n" in report.text()
+    assert "  writer: 50% of a rollout's calls are in one row\n" in report.text()
+    assert f"  2 breaks by edited context\n    {rows.breaks[0]}\n" in report.text()
     [(rollout, call)] = re.findall(r"rollout (\S+), call (\S+)\)$", rows.breaks[0])
     shown = inspect_run(tmp_path / "dry", rollout, call)
     assert shown.startswith(f"call {call}, choice 0, agent writer")
+    lines = inspect_run(tmp_path / "dry").splitlines()
+    assert "share of a rollout's calls in one row: writer 50%" in lines
+    start = lines.index("calls that continue a conversation in a new row: edited context 2")
+    place = f"writer, rollout {rollout}, call {call}"
+    assert lines[start + 1] == f"  edited context: {detail} ({place})"
+
+
+def test_a_training_counts_what_is_in_one_row(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    engine = scripted({"q": ["name"], "and?": ["1", "0"]})
+    algorithm = rl(group_size=2, tasks_per_step=1)
+    trainer = Trainer(algorithm, engine=engine, steps=1, folder=tmp_path, reporter=SilentReporter())
+    trainer.fit(dry_apps.edits, [{"q": "q"}])
+    [line] = trainer.folder.metrics()
+    assert line["agent/writer/one_row"] == 0.5
+    report = json.loads(inspect_run(tmp_path, as_json=True))
+    assert (report["one_row"], report["breaks"]) == ({"writer": 0.5}, {"edited context": 2})
 
 
 def test_a_learner_that_runs_out_of_memory_leaves_a_report(

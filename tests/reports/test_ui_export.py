@@ -43,6 +43,10 @@ def test_what_was_rated_is_fine_tuned(
     exec(export.program.replace("MODEL", str(tiny)), {})
     assert (tmp_path / "runs" / "sft" / "tokenizer.json").exists()
     assert "2 calls of" in capsys.readouterr().out
+    exec(export.preferences.replace("MODEL", str(tiny)), {})
+    assert (tmp_path / "runs" / "preferences" / "tokenizer.json").exists()
+    # the attempt that was rated 0.2 too
+    assert "2 desirable and 1 undesirable answers for KTO" in capsys.readouterr().out
 
 
 @pytest.mark.slow

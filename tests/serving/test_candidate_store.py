@@ -71,7 +71,9 @@ def attempt_of(
                     else {c.CALL_OUTCOME: "error"}
                 ),
                 c.AGENT_PATH: "writer",
-                **({"user.id": user} if user else {}),
+                **(
+                    {("session.id" if user.startswith("chat") else "user.id"): user} if user else {}
+                ),
             },
         )
         for number, model in enumerate(models)
@@ -177,12 +179,13 @@ def test_late_feedback_on_attempts_calls_and_responses_counts(store: str) -> Non
     assert result.conclusion is Conclusion.BETTER
 
 
-def test_users_in_spans_are_clusters(store: str) -> None:
+@pytest.mark.parametrize("kind", ["user", "chat"])
+def test_users_and_chats_in_spans_are_clusters(store: str, kind: str) -> None:
     models = {"c": mark_of(Side.CANDIDATE), "o": mark_of(Side.CURRENT)}
     written(
         store,
         [
-            attempt_of(f"{key}{n}", [model], user=f"user {n % 3}")
+            attempt_of(f"{key}{n}", [model], user=f"{kind} {n % 3}")
             for key, model in models.items()
             for n in range(9)
         ],

@@ -32,6 +32,7 @@ from lightspan_torch import Distill, TeacherServer
 from lightspan_torch.distill import server as server_module
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.distill.prompt_server import DROP, PromptServer
+from tests.reports.ui_numbers import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(570)]
 
@@ -109,8 +110,7 @@ class Run:
         return [episode for episode in self.episodes if episode.rollout_id in rollouts]
 
 
-@pytest.fixture(scope="module")
-def mixed(apps: Any, student: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def make_mixed(apps: Any, student: Path, teacher: Any, folder: Path) -> Run:
     algorithm = Distill(
         student,
         teacher=teacher,
@@ -120,11 +120,16 @@ def mixed(apps: Any, student: Path, teacher: Path, tmp_path_factory: pytest.Temp
         tasks_per_step=4,
         reward_weight=0.5,
         learning_rate=1e-3,
+        max_length=400,
     )
-    folder = tmp_path_factory.mktemp("mixed") / "run"
     tasks = [{"q": f"question {number}", "bare": number % 2 == 0} for number in range(8)]
     Trainer(algorithm, steps=2, folder=folder, **QUIET).fit(apps.sometimes, tasks)
     return Run(algorithm, folder)
+
+
+@pytest.fixture(scope="module")
+def mixed(apps: Any, student: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_mixed(apps, student, teacher, tmp_path_factory.mktemp("mixed") / "run")
 
 
 def views_of(folder: Path) -> list[RolloutView]:
@@ -139,7 +144,13 @@ def views_of(folder: Path) -> list[RolloutView]:
     return asyncio.run(read())
 
 
-def test_the_advantage_is_of_the_teacher_and_of_the_reward(mixed: Run, teacher: Path) -> None:
+@pytest.mark.parametrize("is_server", [False, True])
+def test_the_advantage_is_of_the_reward_and_with_a_server_of_the_teacher(
+    apps: Any, student: Path, teacher: Path, tmp_path: Path, mixed: Run, is_server: bool
+) -> None:
+    if is_server:
+        with PromptServer(teacher).running() as server:
+            mixed = make_mixed(apps, student, server.url, tmp_path / "run")
     batch = mixed.algorithm.last_batch
     assert batch is not None
     assert batch.size == len(batch.rows) == 8
@@ -164,10 +175,16 @@ def test_the_advantage_is_of_the_teacher_and_of_the_reward(mixed: Run, teacher: 
         reward = 0.0
         if own is not None and episode.reward is not None and own[0] != own[1]:
             reward = 0.5 * (episode.reward - fmean(own)) / stdev(own)
+        own_ratios = ratios[row.rollout_id]
         others = [each for key, part in ratios.items() if key != row.rollout_id for each in part]
-        expected = [reward + ratio - fmean(others) for ratio in ratios[row.rollout_id]]
+        expected = [reward + ratio - fmean(others) for ratio in own_ratios]
+        if not is_server:  # the loss has the divergence itself
+            expected = [reward] * len(own_ratios)
         advantages = [a for a, trained in zip(row.advantages, row.mask, strict=True) if trained]
         assert advantages == pytest.approx(expected, abs=1e-4)
+        [why] = (each for each in batch.explanations.values() if each.rollout_id == row.rollout_id)
+        explained = reward + fmean(own_ratios) - (fmean(others) if is_server else 0.0)
+        assert why.advantage == pytest.approx(explained, abs=1e-4)
 
 
 def test_unscored_rollouts_learn_from_the_teacher_alone(mixed: Run) -> None:
@@ -182,8 +199,8 @@ def test_unscored_rollouts_learn_from_the_teacher_alone(mixed: Run) -> None:
     assert len(explanations) == 8
     for why in explanations.values():
         assert why.agent_path == "writer"
-        assert why.terms[0].name == "teacher"
-        assert "(teacher)" in explanation_text(why)
+        assert why.terms[0].name == "teacher, of the sampled tokens"
+        assert "(teacher, of the sampled tokens)" in explanation_text(why)
     shown = [view for view in views_of(mixed.folder) if view.step == 2]
     calls = Counter(e.status for view in shown for e in view.coverage.entries)
     assert calls == {CallStatus.TRAINED: 8, CallStatus.FROZEN: 8}
@@ -220,6 +237,10 @@ def test_frozen_agents_keep_the_starting_weights(mixed: Run, student: Path) -> N
         assert base.score([row])[0][size:] == pytest.approx(list(record.logprobs), abs=1e-5)
     keys = {call_id for row in trained.rows for call_id, _ in row.call_ids}
     assert not keys & {record.call_id for record in checks if record is not None}
+
+
+def test_the_page_has_the_numbers_of_inspect(mixed: Run) -> None:
+    asyncio.run(check_run(mixed.folder))
 
 
 @pytest.mark.parametrize("is_scored", [True, False])

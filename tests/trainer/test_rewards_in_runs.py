@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from lightspan.training.folder import RunFolder
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
+from tests.reports.ui_numbers import check_run
 
 APPS = Path(__file__).parents[1] / "apps"
 
@@ -95,6 +97,7 @@ def test_an_algorithm_learns_from_the_judge_and_the_apps_own_reward_is_kept(
     assert f"reward {sees.rewards[0]:g} (scored)\n" in one
     assert "\n  the app's own reward: 0.25\n" in one
     assert one.endswith(f"\nreward judge: {sees.rewards[0]:g}\n  A {{rambling}} sentence.")
+    asyncio.run(check_run(folder))
 
 
 def judge_costs(folder: Path, name: str) -> float:

@@ -19,6 +19,7 @@ from lightspan.schema.records import Mode
 from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
+from tests.reports.ui_numbers import check_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -87,6 +88,7 @@ def test_a_killed_run_draws_and_replays_what_the_whole_run_does(
         assert {key: mine[key] for key in keys} == pytest.approx({key: theirs[key] for key in keys})
     assert history(run)["records"] == history(whole)["records"]
     assert [*history(run)["replays"]] == [*history(whole)["replays"]]
+    asyncio.run(check_run(folder))
 
 
 def history(run: RunFolder) -> Any:

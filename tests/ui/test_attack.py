@@ -65,6 +65,22 @@ def test_a_long_text_is_cut(ui: Any, look: Callable[..., Any]) -> None:
     assert watched.problems == []
 
 
+def test_it_offers_to_train_on_what_is_listed(ui: Any, look: Callable[..., Any]) -> None:
+    watched = look(ui)
+    page = watched.page
+    page.locator("nav a", has_text="app").click()
+    page.get_by_text("more", exact=True).click()
+    page.get_by_label("seconds from").fill("1000")
+    page.get_by_label("seconds from").press("Enter")
+    page.wait_for_url("**seconds_min=1000**")
+    page.get_by_text("No rollout matches.").wait_for()
+    page.get_by_text("Train on what is listed").click()
+    page.get_by_text("from lightspan_torch import Preferences").wait_for()
+    assert page.get_by_text("no such filter: seconds_min").count() == 1
+    assert page.get_by_text("has such a filter: seconds_min").count() > 0
+    assert watched.problems == []
+
+
 def test_a_rating_is_there_at_once(ui: Any, look: Callable[..., Any], store: Path) -> None:
     first, second = look(ui).page, look(ui).page
     for page in (first, second):

@@ -136,6 +136,24 @@ def test_text_is_found(ui: Any, look: Look) -> None:
     page.locator("tbody tr").first.wait_for()
 
 
+def test_a_search_goes_on_by_itself(ui: Any, look: Look) -> None:
+    watched = look(ui, f"/runs/{RUN}/rollouts")
+    page, asked = watched.page, list[str]()
+
+    def answer(route: Any) -> None:
+        """Answer twice as the API does when its time was over."""
+        asked.append(route.request.url)
+        response = route.fetch()
+        route.fulfill(response=response, json={**response.json(), "is_partial": len(asked) < 3})
+
+    page.route(re.compile(r"/rollouts\?.*text="), answer)
+    page.get_by_role("searchbox").fill("no such text anywhere")
+    page.get_by_role("searchbox").press("Enter")
+    page.get_by_text("No rollout matches.").wait_for()
+    assert len(asked) == 3
+    assert watched.problems == []
+
+
 def test_a_rollout_is_opened_by_keys(ui: Any, look: Look) -> None:
     watched = look(ui, f"/runs/{RUN}/rollouts?mode=train")
     page = watched.page

@@ -44,7 +44,9 @@ SETTINGS = {
         *("Forks", "TeacherModel", "TeacherServer", "LLM", "Judge", "Price", "PromptTemplate"),
     ],
     "Engines and learners": ["Transformers", "VLLM", "Torch", "Verl"],
-    "Runners": ["LocalRunners", "Hosts", "ExternalRunners", "RayRunners", "Command"],
+    "Runners": [
+        *("LocalRunners", "Hosts", "ExternalRunners", "RayRunners", "Command", "CodingAgent"),
+    ],
 }
 """Heading → names of `lightspan` whose constructors have a table."""
 

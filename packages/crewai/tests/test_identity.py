@@ -18,7 +18,7 @@ pytest.importorskip("crewai")
 
 from lightspan.capture.adapter import FrameworkCall
 from lightspan.capture.context import AgentContext, AttemptContext
-from lightspan.schema.routing import Route, Routing, Rule, Target, join_path, make_routing
+from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan_crewai import _hook
 from lightspan_crewai._identity import (
@@ -30,6 +30,7 @@ from lightspan_crewai._identity import (
     Start,
     Trail,
     begin,
+    choose_name,
     clean,
     end,
 )
@@ -50,15 +51,14 @@ def role(name: str, agent_id: str | None = None) -> Name:
 class Context:
     """Hold the open entries of a context, and feed them with events in short form."""
 
-    def __init__(self, *rules: Rule) -> None:
+    def __init__(self) -> None:
         self.trail: Trail = ()
-        self.choose = Routing(rules=[*rules]).choose_name
         self.lost: list[Entry] = []
 
     def begin(self, kind: Kind, key: Any, name: Name | None = None, **attributes: Any) -> str:
         given = self.trail[-1].inside if self.trail else ROOT
         start = Start(kind, key, name, attributes)
-        self.trail, lost = begin(self.trail, start, given, self.choose, start_call)
+        self.trail, lost = begin(self.trail, start, given, start_call=start_call)
         self.lost += lost
         return self.path
 
@@ -175,15 +175,13 @@ ANALYST = Name("{topic} analyst", "rain analyst", "7")
     ],
 )
 def test_a_template_matches_in_both_forms(patterns: list[str], chosen: str) -> None:
-    routing = make_routing(dict.fromkeys(patterns, "policy"), None, "policy")
-    assert routing.choose_name(ANALYST[:2]) == chosen
+    assert choose_name(patterns, ANALYST[:2]) == chosen
 
 
 def test_the_first_rule_that_tells_them_apart_decides() -> None:
-    target = Target(route=Route.POLICY, policy="p")
-    rules = [Rule("rain analyst", target), Rule("{topic} analyst", target)]
-    assert Routing(rules=rules).choose_name(ANALYST[:2]) == "rain analyst"
-    assert Routing(rules=rules[::-1]).choose_name(ANALYST[:2]) == "{topic} analyst"
+    patterns = ["rain analyst", "{topic} analyst"]
+    assert choose_name(patterns, ANALYST[:2]) == "rain analyst"
+    assert choose_name(patterns[::-1], ANALYST[:2]) == "{topic} analyst"
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,42 @@ def test_what_engine_and_learner_cannot_do_is_refused_or_left_out() -> None:
         algorithm.check(engine, LearnerCapabilities(lora=False))
 
 
+class World:
+    """The parts of `TrainerContext` of a step in which nothing is learned."""
+
+    step = 1
+
+    def __init__(self, episodes: list[Episode]) -> None:
+        self.episodes = episodes
+        self.notes: list[str] = []
+
+    def next_tasks(self, count: int) -> list[Any]:
+        return [None] * count
+
+    async def rollouts(self, tasks: list[Any], group_size: int) -> list[Episode]:
+        return self.episodes
+
+    def explain(self, explanations: Any) -> None:
+        assert not explanations
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+async def test_a_rollout_whose_calls_are_rejected_is_not_imitated() -> None:
+    cut = make_record("c", attempt="a1", sampling=Sampling(top_p=0.5))
+    best = build_episode(make_attempt("a1", 1.0), make_rollout("a1", "a"), [], [cut])
+    world = World([best, episode("a2", 0.0)])
+    algorithm = RejectionSampling("model", learning_rate=1e-4)
+    metrics = await algorithm.run_step(world)  # type: ignore[arg-type]
+    assert metrics["imitated"] == 0
+    assert metrics["calls/rejected:truncated_sampling"] == 1
+    left_out = {key: value for key, value in metrics.items() if key.startswith("left_out/")}
+    assert left_out == {"left_out/not_best": 1, "left_out/rejected": 1}
+    [note] = world.notes
+    assert "'left_out/rejected': 1" in note
+
+
 def test_calls_of_a_failed_try_are_not_imitated() -> None:
     agent: dict[str, Any] = {"attributes": {semconv.AGENT_PATH: "writer"}}
     spans = [

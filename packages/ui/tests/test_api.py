@@ -26,7 +26,7 @@ from lightspan.stores import open_store
 from lightspan.training import jsonl_log
 from lightspan.training.folder import RunFolder
 from lightspan_testing.store_suite.base import make_production, make_span
-from lightspan_ui.catalogue import histogram
+from lightspan_ui.catalogue import Catalogue, histogram
 from lightspan_ui.links import links_of
 from lightspan_ui.rollouts import MAX_TOTAL
 from lightspan_ui.server import PREFIX
@@ -282,6 +282,13 @@ async def test_production_is_filtered_by_what_spans_tell(tmp_path: Path) -> None
         assert await ids(agent="writer", outcome="app_error") == ["ro-3"]
         assert await ids(agent="router/*", reward_max=0.5) == ["ro-1"]
         assert await ids(tokens_min=1_000) == []
+        times = (await client.get("/stores/app/rollouts", v.RolloutPage)).rows
+        assert len({row.seconds for row in times}) == 1
+        seconds = times[0].seconds
+        assert seconds is not None
+        assert await ids(seconds_min=seconds, user="bob") == ["ro-2"]
+        assert await ids(seconds_min=seconds + 1) == []
+        assert await ids(seconds_max=seconds - 1) == []
         facets = await client.get("/stores/app/facets", v.Facets)
         assert {each.name: each.n for each in facets.service} == {"support": 2, "other": 1}
         assert {each.name: each.n for each in facets.user} == {"ada": 2, "bob": 1}
@@ -351,6 +358,51 @@ async def test_a_search_stops_when_a_page_is_full(
         ]
         whole = await client.get("/stores/app/rollouts", v.RolloutPage, sort="oldest", **query)
         assert (whole.total, whole.is_partial) == (9, False)
+
+
+async def test_a_search_goes_on_where_its_time_was_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that groups and counts say, too, that a search is incomplete."""
+    monkeypatch.setattr("lightspan_ui.catalogue.SEARCH_PORTION", 2)
+    monkeypatch.setattr("lightspan_ui.catalogue.SEARCH_DEADLINE_S", 0.0)
+    url = await make_production_store(tmp_path / "app.db", 5)
+    async with serving(url) as client:
+
+        async def found(name: str, kind: Any, text: str) -> Any:
+            return await client.get(f"/stores/app/{name}", kind, text=text)
+
+        kinds = {"rollouts": v.RolloutPage, "groups": v.GroupPage, "facets": v.Facets}
+        for name, kind in kinds.items():
+            text = f"nothing has {name}"
+            first = await found(name, kind, text)
+            assert (first.total, first.is_partial) == (0, True)
+
+            async def is_whole(name: str = name, kind: Any = kind, text: str = text) -> bool:
+                answer = await found(name, kind, text)
+                assert answer.total == 0
+                return not answer.is_partial
+
+            await eventually(is_whole)
+
+        async def all_are_found() -> bool:
+            page = await found("rollouts", v.RolloutPage, "Question")
+            return (page.total, page.is_partial) == (5, False)
+
+        await eventually(all_are_found)
+
+
+async def test_a_search_goes_before_the_reading_in_the_background(tmp_path: Path) -> None:
+    async with open_store(await make_production_store(tmp_path / "app.db")) as store:
+        catalogue = Catalogue(store, None)
+        await catalogue.refresh()
+        async with catalogue._search_lock:
+            catalogue.read_in_background()
+            await catalogue.wait_read(0.1)
+            assert (catalogue.read, catalogue.readable) == (0, 3)
+        await catalogue.wait_read(20.0)
+        assert catalogue.read == 3
+        await catalogue.close()
 
 
 async def test_large_texts_are_cut_and_shown_whole_on_their_own(tmp_path: Path) -> None:
@@ -644,6 +696,17 @@ async def test_what_is_shown_can_be_exported(tmp_path: Path) -> None:
         assert export.note.endswith("such a filter: user")
         assert f"# {export.note}" in export.program
         assert f"from_store='{url}'" in export.program
+        lacking = "# not applied, as Preferences has no such filter: user, reward_min"
+        assert export.preferences.splitlines() == [
+            "from lightspan_torch import Preferences",
+            "",
+            lacking,
+            "Preferences(",
+            '    "MODEL",',
+            f"    from_store='{url}',",
+            "    agents='router',",
+            ').fit(folder="runs/preferences")',
+        ]
         assert "min_reward=0.5" in export.program
         command = f"lightspan export {url} messages --agent=router --min-reward=0.5 -o chats.jsonl"
         assert export.command == command

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import runpy
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,12 +17,15 @@ from aiohttp import ClientSession
 import lightspan_ui.views as v
 from lightspan.errors import ConfigError
 from lightspan.progress import SilentReporter
+from lightspan_ui.filters import Filters
 from lightspan_ui.guard import HEADERS
 from lightspan_ui.main import UiOptions, address, serve, take_token
 from lightspan_ui.server import PREFIX, UiServer
 from lightspan_ui.sources import Sources
 from packages.ui.tests.recorded import make_production_store, make_run
 from packages.ui.tests.ui_client import TOKEN, Answer, Client, serving
+
+WEB = Path(__file__).parents[1] / "web"
 
 
 @pytest.fixture
@@ -195,6 +200,22 @@ async def test_invalid_parameters_are_named(client: Client) -> None:
         assert answer.status == 400, path
         assert name in answer.error
     assert (await client.send(f"{PREFIX}/compare")).status == 400
+
+
+def test_every_field_of_the_page_is_a_filter_of_the_api() -> None:
+    """Check that the API knows each filter of the page: it ignores those that it does not know."""
+    fields = WEB.joinpath("src", "filters.tsx").read_text("utf-8")
+    [listed] = re.findall(r"const FILTERS = \[(.*?)\n\];", fields, re.DOTALL)
+    assert set(re.findall(r'"(\w+)"', listed)) == set(Filters.__struct_fields__)
+
+
+def test_the_page_is_compiled_from_its_sources() -> None:
+    """Check it without node, which only `nox -s ui` has: by digests and the types of the API."""
+    build = runpy.run_path(str(WEB / "build.py"))
+    assert (WEB / "compiled.sha256").read_text("utf-8") == build["digest"](), "run web/build.py"
+    types = runpy.run_path(str(WEB / "make_types.py"))
+    written = types["types_text"](types["VIEWS"].read_text("utf-8"))
+    assert types["OUTPUT"].read_text("utf-8") == written, "run web/build.py"
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from lightspan.schema.prompts import PromptTemplate as PromptTemplate
     from lightspan.stores import open_store as open_store
     from lightspan.trainer import FitResult as FitResult, Trainer as Trainer
-    from lightspan.training.data import tasks_from_store as tasks_from_store
     from lightspan_cluster import ExternalRunners as ExternalRunners, Hosts as Hosts
     from lightspan_cluster.ray_runners import RayRunners as RayRunners
-    from lightspan_programs import Command as Command
+    from lightspan_programs import CodingAgent as CodingAgent, Command as Command
     from lightspan_prompts import APO as APO, GEPA as GEPA, Alternate as Alternate, Judge as Judge
     from lightspan_prompts.pricing import Price as Price
     from lightspan_tools.dry_run import DevReport as DevReport
+    from lightspan_tools.recorded_tasks import tasks_from_store as tasks_from_store
     from lightspan_torch import SFT as SFT, Torch as Torch, Transformers as Transformers
     from lightspan_torch.distill import TeacherModel as TeacherModel, TeacherServer as TeacherServer
     from lightspan_torch.distill.algorithm import Distill as Distill
@@ -86,7 +86,6 @@ _NAMES = {
     "lightspan.capture.prompt_overrides": ("prompt",),
     "lightspan.production.record": ("flush", "lifespan", "record"),
     "lightspan.runners.app": ("rollout",),
-    "lightspan.training.data": ("tasks_from_store",),
 }
 """Module → names that `lightspan` exports from it."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

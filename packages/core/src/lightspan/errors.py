@@ -32,8 +32,8 @@ Narrower errors are defined where they are raised, such as `runners.program.Prog
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -178,24 +178,11 @@ class EngineClosedError(EngineError):
     """The engine is closed."""
 
 
-EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
-    "cluster": ("cluster",),
-    "harbor": ("harbor", "programs"),
-    "hosts": ("cluster", "gateway"),
-    "http": ("gateway",),
-    "otel": ("otel",),
-    "parquet": ("tools",),
-    "postgres": ("cluster",),
-    "programs": ("programs",),
-    "prompts": ("gateway", "prompts", "tools"),
-    "ray": ("cluster",),
-    "tools": ("tools",),
-    "train": ("gateway", "tools", "torch"),
-    "ui": ("gateway", "tools", "ui"),
-    "verl": ("gateway", "tools", "torch", "verl"),
-    "vllm": ("gateway", "programs", "tools", "torch", "vllm"),
-}
-"""Extra of `lightspan` → folders of `packages/` that it needs in addition to the core."""
+def folders_of(extra: str) -> list[str]:
+    """Return the folders of `packages/` that an extra of lightspan needs besides the core's."""
+    needs = next((each.requires for each in distributions(name="lightspan")), None) or ()
+    matches = (re.match(r"lightspan-(\w+).* extra == .(\w+).$", each) for each in needs)
+    return [match[1] for match in matches if match and match[2] == extra]
 
 
 def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> str:
@@ -211,6 +198,6 @@ def how_to_install(extra: str = "", *, python: str = "", version: str = "") -> s
     """
     pip = f"{python} -m pip" if python else "pip"
     core = f"'./packages/core[{extra}]'" if extra else "./packages/core"
-    packages = " ".join([core, *(f"./packages/{name}" for name in EXTRAS.get(extra, ()))])
+    packages = " ".join([core, *(f"./packages/{name}" for name in folders_of(extra))])
     checkout = f"lightspan {version}" if version else "lightspan"
     return f"`{pip} install {packages}`, from a checkout of {checkout}"

@@ -41,7 +41,7 @@ from lightspan.capture.recorder import Recorder
 from lightspan.production import record
 from lightspan.schema import semconv
 from lightspan.schema.genai_attributes import StreamedAnswer
-from lightspan.schema.routing import AgentPaths
+from lightspan.schema.routing import AgentPaths, join_path, matches
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 
 
@@ -137,5 +137,5 @@ __all__ = ["Adapter", "AdapterInstrumentor", "AgentContext", "AgentPaths", "Agen
 __all__ += ["AttemptContext", "AttemptHandle", "FrameworkCall", "Instrumentation", "Location"]
 __all__ += ["Patch", "Place", "Recorder", "Span", "SpanEnd", "SpanKind", "SpanStatus"]
 __all__ += ["StreamedAnswer", "agent_span", "current_agent", "current_context", "end_span"]
-__all__ += ["patch_subclasses", "record_call", "require_framework", "semconv", "set_agent"]
-__all__ += ["start_attempt", "truncated_json"]
+__all__ += ["join_path", "matches", "patch_subclasses", "record_call", "require_framework"]
+__all__ += ["semconv", "set_agent", "start_attempt", "truncated_json"]

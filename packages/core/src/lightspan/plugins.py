@@ -8,6 +8,7 @@ implementation. Kinds:
     stores     URL scheme → `StorePlugin` (`lightspan.stores.protocol`)
     gateway    "default" → a callable `(store, engine, *, host, port)` that returns a `Gateway`
     runners    name → a callable without arguments that returns `Runners`
+    programs   name → `lightspan_programs.ProgramSpec`: a coding agent that `CodingAgent` starts
     apps       kind of program → a callable that takes a reference and returns a `Program`
                (`lightspan.runners.program`)
     exporters  "default" → a `SpanExporter` (`lightspan.production.exporters`)
@@ -45,11 +46,11 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "gateway": {"default": "http"},
     "stores": {"postgresql": "postgres", "http": "http", "https": "http"},
     "runners": {"ray": "ray"},
-    "apps": {"command": "programs", "harbor": "harbor"},
+    "apps": {**dict.fromkeys(("coding-agent", "command"), "programs"), "harbor": "harbor"},
     "commands": {
         **dict.fromkeys(("cancel", "runner", "status"), "cluster"),
         **dict.fromkeys(("compress", "dev", "fork"), "train"),
-        **dict.fromkeys(("export", "inspect", "prune", "rescore"), "tools"),
+        **dict.fromkeys(("export", "feedback", "inspect", "prune", "rescore"), "tools"),
         **dict.fromkeys(("candidate", "serve"), "http"),
         "harbor": "harbor",
         "import": "otel",
@@ -58,14 +59,15 @@ _EXTRAS: Final[dict[str, dict[str, str]]] = {
     "api": {
         **dict.fromkeys(("APO", "Alternate", "GEPA", "Judge", "Price"), "prompts"),
         **dict.fromkeys(("DevReport", "Preferences", "SFT", "Torch", "Transformers"), "train"),
-        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "count_parameters"), "train"),
-        "Command": "programs",
+        **dict.fromkeys(("Distill", "TeacherModel", "TeacherServer", "choose_rate"), "train"),
+        **dict.fromkeys(("CodingAgent", "Command"), "programs"),
         "ExternalRunners": "cluster",
         "Hosts": "hosts",
         "RayRunners": "ray",
         "RejectionSampling": "train",
         "VLLM": "vllm",
         "Verl": "verl",
+        "tasks_from_store": "tools",
     },
 }
 """Kind → name of a plugin in this repository → the extra of `lightspan` that installs the

@@ -13,7 +13,7 @@ from lightspan import LightningRL, Replay
 from lightspan.algorithms.adaptive_tasks import GroupReturns, ReturnRange
 from lightspan.algorithms.replay import GroupHistory, ReplayGroup
 from lightspan.errors import ConfigError
-from lightspan.lightning.batch import build_batch
+from lightspan.lightning.batch import prepare_batch
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rows import Row
 from packages.core.tests.algorithms.scripted_world import Scripted, episode
@@ -73,7 +73,7 @@ async def test_replayed_groups_count_as_their_own_observations() -> None:
     batch = algorithm.last_batch
     assert batch is not None
     both = [episode(f"g{n}", m, r) for n in (1, 0) for m, r in enumerate((RARE, HALF)[n])]
-    expected = build_batch(both, algorithm.coverages(both), algorithm.batch_config)
+    expected = prepare_batch(both, algorithm.coverages(both), algorithm.batch_config).finish()
     assert (batch.size, batch.rollouts) == (8, expected.rollouts)
     assert (batch.rows, batch.explanations) == (expected.rows, expected.explanations)
     assert weight_mass(batch) == pytest.approx(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lightspan.lightning import Batch, BatchConfig, Selection, build_batch, classify_calls
+from lightspan.lightning import Batch, BatchConfig, Selection, classify_calls, prepare_batch
 from lightspan.lightning.credit import Family
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.forks import fork_points
@@ -85,4 +85,4 @@ def rollout(
 def batch_of(episodes: Sequence[Episode], *, routing: Routing = ALL, **settings: Any) -> Batch:
     """Return the batch of a step; by default with the credit rule `family`."""
     config = BatchConfig(**{"credit": Family(), "estimator": "rloo", **settings})
-    return build_batch(episodes, [classify_calls(e, routing) for e in episodes], config)
+    return prepare_batch(episodes, [classify_calls(e, routing) for e in episodes], config).finish()

@@ -11,9 +11,9 @@ from lightspan.lightning import (
     Batch,
     BatchConfig,
     Selection,
-    build_batch,
     build_episode,
     classify_calls,
+    prepare_batch,
 )
 from lightspan.lightning.air import ToolSuccess, shape
 from lightspan.lightning.credit import Credit, discounted
@@ -131,9 +131,9 @@ def phi(episode: Episode, *signals: Any, routing: Any = WRITER) -> list[float]:
 def batch(episodes: Sequence[Episode], **config: Any) -> Batch:
     chosen = BatchConfig(**{"credit": discounted(1), "estimator": "dr_grpo", **config})
     steps = chosen.credit.step_rewards
-    return build_batch(
+    return prepare_batch(
         episodes, [classify_calls(e, WRITER, step_rewards=steps) for e in episodes], chosen
-    )
+    ).finish()
 
 
 def weight_mass(found: Batch, policy: str | None = None) -> float:

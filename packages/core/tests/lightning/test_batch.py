@@ -10,9 +10,9 @@ from lightspan.lightning import (
     BatchConfig,
     Rejection,
     Selection,
-    build_batch,
     build_episode,
     classify_calls,
+    prepare_batch,
 )
 from lightspan.lightning.advantages import ZeroReason, groups_without_variance
 from lightspan.lightning.batch import split_minibatches
@@ -68,7 +68,7 @@ def batch_of(episodes, *, routing=ALL, versions=None, **settings):
     config = BatchConfig(**settings)
     steps = config.credit.step_rewards
     coverages = [classify_calls(episode, routing, step_rewards=steps) for episode in episodes]
-    return build_batch(episodes, coverages, config, versions=versions)
+    return prepare_batch(episodes, coverages, config, versions=versions).finish()
 
 
 def advantages(batch):
@@ -230,7 +230,7 @@ def test_a_coverage_made_for_another_credit_rule_is_an_error():
     episode = rollout("1", 1.0)
     config = BatchConfig(credit=discounted(0.9))
     with pytest.raises(ConfigError, match=r"discounted\(0.9\) needs .*step_rewards=True"):
-        build_batch([episode], [classify_calls(episode, ALL)], config)
+        prepare_batch([episode], [classify_calls(episode, ALL)], config).finish()
 
 
 # --- zero advantages --------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def test_minibatches_are_whole_rollouts_and_nothing_is_dropped(k):
 def test_more_minibatches_than_rollouts_are_as_many_as_rollouts():
     batch = batch_of([rollout("1", 1.0), rollout("2", 0.0)])
     assert len(split_minibatches(batch, 5)) == 2
-    assert split_minibatches(build_batch([], []), 3) == []
+    assert split_minibatches(prepare_batch([], []).finish(), 3) == []
 
 
 # --- settings ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lightspan.errors import ConfigError, DataError
-from lightspan.lightning import BatchConfig, Coverage, Selection, build_batch, classify_calls
+from lightspan.lightning import BatchConfig, Coverage, Selection, classify_calls, prepare_batch
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.batch import Batch, split_minibatches
 from lightspan.lightning.credit import Family, terminal
@@ -137,7 +137,7 @@ def expected(tree: Tree, families: Sequence[Any], build: Build, **settings: Any)
     for pair in combinations_with_replacement(range(len(families)), 2):
         chance = math.prod(families[place][-1] for place in pair) * (1 + (pair[0] != pair[1]))
         first, second = firsts[pair[0]], seconds[pair[1]]
-        batch = build_batch(first[0] + second[0], first[1] + second[1], config)
+        batch = prepare_batch(first[0] + second[0], first[1] + second[1], config).finish()
         for call_id, factor in of_rows(batch.rows):
             way, place = (first[2] | second[2])[call_id]
             total[way.choices[:place]] += chance * factor * tree.score(way, place)

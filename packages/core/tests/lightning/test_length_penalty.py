@@ -12,9 +12,9 @@ from lightspan.lightning import (
     BatchConfig,
     Episode,
     Selection,
-    build_batch,
     build_episode,
     classify_calls,
+    prepare_batch,
 )
 from lightspan.lightning.credit import Credit, GiGPO, discounted, terminal
 from lightspan.lightning.length_penalty import Overlong, overlong_metrics, overlong_penalties
@@ -114,7 +114,7 @@ def attempt(name: str, reward: float, *lengths: int) -> Episode:
 def batch_of(episodes: list[Episode], rule: Credit = terminal, **options: Any) -> Batch:
     coverages = [classify_calls(each, WRITER, step_rewards=rule.step_rewards) for each in episodes]
     config = BatchConfig(credit=rule, **{"overlong": SHORT, **options})
-    return build_batch(episodes, coverages, config)
+    return prepare_batch(episodes, coverages, config).finish()
 
 
 def advantages(batch: Batch) -> dict[str, float]:

@@ -9,9 +9,9 @@ from lightspan.lightning import (
     BatchConfig,
     Rejection,
     Selection,
-    build_batch,
     build_episode,
     classify_calls,
+    prepare_batch,
     trained_transitions,
 )
 from lightspan.lightning.air import AIR
@@ -121,7 +121,7 @@ def test_weights_advantages_and_rows_of_any_step(step, k):
     coverages = [
         classify_calls(e, routing, step_rewards=config.credit.step_rewards) for e in episodes
     ]
-    batch = build_batch(episodes, coverages, config)
+    batch = prepare_batch(episodes, coverages, config).finish()
     scored = [e.rollout_id for e in episodes if counts(e, config)]
     assert list(batch.rollouts) == scored
     outside = ("unscored", "damaged", "unfinished", "not_train", "stale")

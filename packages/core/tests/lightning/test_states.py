@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightspan.errors import ConfigError
-from lightspan.lightning import BatchConfig, Selection, build_batch, classify_calls
+from lightspan.lightning import BatchConfig, Selection, classify_calls, prepare_batch
 from lightspan.lightning.credit import anchor
 from lightspan.lightning.episode import Call, build_episode
 from lightspan.lightning.states import State, key_name, key_of, observation, state_of
@@ -85,7 +85,7 @@ def test_calls_in_one_state_are_compared_whatever_their_turn() -> None:
     routing = Selection.of("*").routing
     config = BatchConfig(estimator="rloo", credit=anchor(prior=0.0))
     coverages = [classify_calls(episode, routing, step_rewards=True) for episode in episodes]
-    whys = build_batch(episodes, coverages, config).explanations
+    whys = prepare_batch(episodes, coverages, config).finish().explanations
     told = {key[1]: (why.against, why.others, why.baseline) for key, why in whys.items()}
     assert told == {
         "10": ("in its state", 1, 0.0),

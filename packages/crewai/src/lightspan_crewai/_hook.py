@@ -57,6 +57,7 @@ from lightspan_crewai._identity import (
     Trail,
     abandoned_end,
     begin,
+    choose_name,
     clean,
     end,
     span_of,
@@ -173,7 +174,8 @@ def _begin(around: AgentContext, start: Start, pushed: AgentContext) -> None:
         pushed: context to restore when the entry ends.
     """
     opened = _opened(around)
-    choose = around.scope.routing.choose_name
+    patterns = [rule.pattern for rule in around.scope.routing.rules]
+    choose = functools.partial(choose_name, patterns)
     start_call = functools.partial(_adapter.start_call, around)
     trail, abandoned = begin(opened.trail, start, Place.of(around), choose, start_call)
     for entry in abandoned:

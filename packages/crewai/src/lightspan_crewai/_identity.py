@@ -39,6 +39,8 @@ from lightspan.instrumentation import (
     SpanKind,
     SpanStatus,
     end_span,
+    join_path,
+    matches,
     semconv,
 )
 
@@ -147,6 +149,25 @@ Trail = tuple[Entry, ...]
 def clean(name: Any) -> str:
     """Return a name as one line; roles from YAML files end with a line feed."""
     return " ".join(str(name or "").split())
+
+
+def choose_name(patterns: Iterable[str], names: Sequence[str]) -> str:
+    """Return that one of `names` which `patterns` use.
+
+    All of `names` are names of one agent. They are compared with each level of each pattern (the
+    text between two `/`), in order. The first level that matches some of the names but not all
+    decides: the result is the first name that it matches. If no level does, the result is the first
+    name.
+
+    Args:
+        patterns: the patterns of the routing's rules.
+        names: the forms of the name: the template, and the text with the inputs filled in.
+    """
+    for segment in (part for pattern in patterns for part in pattern.split("/")):
+        matching = [name for name in names if matches(segment, join_path([name]))]
+        if matching and len(matching) < len(names):
+            return matching[0]
+    return names[0]
 
 
 # --- what begins and ends -------------------------------------------------------------------

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, TypeVar, get_args
 
 import msgspec
 
-from lightspan.capture.context import AgentContext, current_agent, make_span
+from lightspan.capture.context import current_agent
 from lightspan.errors import AppError, ConfigError
 from lightspan.runners.program import Program, ProgramError
 from lightspan.schema import semconv as c
@@ -26,13 +26,11 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.records import Json, Outcome, new_id
 from lightspan.schema.redaction import clean_text, is_secret
 from lightspan.schema.routing import Route, Routing
-from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
 from lightspan.schema.validation import check_choice, check_number
 from lightspan_programs import environment
-from lightspan_programs.process import Ended, Tail, Watchdog, guarding, run_program
+from lightspan_programs.execution import execute
+from lightspan_programs.process import Watchdog, guarding
 from lightspan_programs.reward import (
-    failure,
-    printable,
     reward_by_exit,
     reward_by_last_line,
 )
@@ -40,9 +38,11 @@ from lightspan_programs.reward import (
 TaskIn = Literal["file", "environment"]
 RewardBy = Literal["last_line", "exit"]
 
+P = TypeVar("P", bound=Program)
+
 PREFIX: Final = "command:"
 """Prefix of a command's reference."""
-_MAX_VARIABLE_LENGTH: Final = 128 * 1024 - 1
+MAX_VARIABLE_LENGTH: Final = 128 * 1024 - 1
 """Maximum number of bytes of an environment variable on Linux, with its name and the `=`."""
 
 
@@ -149,9 +149,9 @@ class Command(Program):
                 f"or {['sh', '-c', self.arguments]!r} for a shell"
             )
         agents: Any = [self.agents] if isinstance(self.agents, str) else self.agents
-        _check_texts("arguments", self.arguments)
-        _check_texts("agents", agents)
-        _check_texts("env", [*self.env, *self.env.values()])
+        check_texts("arguments", self.arguments)
+        check_texts("agents", agents)
+        check_texts("env", [*self.env, *self.env.values()])
         if not self.arguments or not self.arguments[0]:
             raise ConfigError("a command needs a program, such as ['node', 'app.js']")
         check_choice("task", self.task, get_args(TaskIn))
@@ -159,7 +159,7 @@ class Command(Program):
         if self.timeout_s is not None:
             check_number("timeout_s", self.timeout_s, above=0)
         for name in self.env:
-            _check_variable(name)
+            check_variable(name)
         values: dict[str, Any] = {
             "arguments": tuple(self.arguments),
             "agents": _patterns(agents) if isinstance(agents, Mapping) else tuple(agents),
@@ -173,12 +173,7 @@ class Command(Program):
     @property
     def reference(self) -> str:
         """The command's options as text. `from_reference` makes an equal command from it."""
-        values = {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if getattr(self, option.name) not in (None, (), {}, option.default)
-        }
-        return PREFIX + msgspec.json.encode(values).decode()
+        return reference_of(PREFIX, self)
 
     @classmethod
     def from_reference(cls, reference: str) -> Self:
@@ -187,10 +182,7 @@ class Command(Program):
         Raises:
             AppError: `reference` is not the reference of a command.
         """
-        try:
-            return cls(**msgspec.json.decode(reference.removeprefix(PREFIX), type=dict[str, Any]))
-        except (msgspec.MsgspecError, TypeError, ConfigError) as error:
-            raise AppError(f"{reference!r} is no command: {error}") from error
+        return program_of(PREFIX, cls, reference)
 
     # --- before an attempt ----------------------------------------------------------------
     def check(self) -> None:
@@ -267,21 +259,17 @@ class Command(Program):
         arguments = [self._program(), *self.arguments[1:]]
         agent = current_agent()
         scope = None if agent is None else agent.scope
-        secret = "" if scope is None else scope.call_token
-        stdout, stderr = Tail(), Tail()
-        ended, start_ns = None, now_ns()
+        model = llm.model if llm is not None else ""
         try:
             async with guarding() as watchdog:
                 with self._task_variables(task, watchdog) as variables:
-                    model = llm.model if llm is not None else ""
-                    ended = await run_program(
+                    env = environment.program_environment(
+                        os.environ, self.env, scope, model, variables
+                    )
+                    ended, stdout, stderr = await execute(
                         arguments,
                         watchdog=watchdog,
-                        stdout=stdout,
-                        stderr=stderr,
-                        env=environment.program_environment(
-                            os.environ, self.env, scope, model, variables
-                        ),
+                        env=env,
                         cwd=None if self.cwd is None else str(self.cwd),
                         timeout_s=self.timeout_s,
                     )
@@ -290,15 +278,9 @@ class Command(Program):
                 f"the program {arguments[0]!r} could not be started: {error}",
                 Outcome.INFRASTRUCTURE,
             ) from error
-        finally:
-            output = [printable(stdout, secret), printable(stderr, secret)]
-            if agent is not None:
-                self._record(agent, start_ns, ended, *output)
-        if ended.timed_out:
-            raise ProgramError(f"the program ran longer than {self.timeout_s:g} s", Outcome.TIMEOUT)
         if self.reward == "exit":
-            return reward_by_exit(ended, output[1])
-        return reward_by_last_line(ended, stdout, output[1], secret)
+            return reward_by_exit(ended, stderr)
+        return reward_by_last_line(ended, stdout, stderr, "" if scope is None else scope.call_token)
 
     @contextmanager
     def _task_variables(self, task: Json, watchdog: Watchdog) -> Iterator[dict[str, str]]:
@@ -309,56 +291,52 @@ class Command(Program):
         Raises:
             ProgramError: the task is too long for an environment variable.
         """
-        data = msgspec.json.encode(task)
         if self.task == "environment":
-            if len(environment.TASK_VARIABLE) + 1 + len(data) > _MAX_VARIABLE_LENGTH:
+            data = msgspec.json.encode(task)
+            if len(environment.TASK_VARIABLE) + 1 + len(data) > MAX_VARIABLE_LENGTH:
                 raise ProgramError(
                     f"the task has {len(data)} bytes, more than fit into an environment variable: "
                     'use a file (task="file")'
                 )
             yield {environment.TASK_VARIABLE: data.decode()}
             return
-        path = watchdog.folder / f"{new_id('task')}.json"
-        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-        try:
-            yield {environment.TASK_FILE_VARIABLE: str(path)}
-        finally:
-            path.unlink(missing_ok=True)
+        with task_file(task, watchdog.folder) as variables:
+            yield variables
 
-    def _record(
-        self, agent: AgentContext, start_ns: int, ended: Ended | None, stdout: str, stderr: str
-    ) -> None:
-        """Add the span of one execution of the program to the attempt.
 
-        Args:
-            agent: context in which the command was called.
-            start_ns: start, nanoseconds since the epoch.
-            ended: end of the program; None if it was stopped or could not start.
-            stdout: printable end of stdout.
-            stderr: printable end of stderr.
-        """
-        attributes: Attributes = {
-            c.COMMAND_ARGUMENTS: list(self.arguments),
-            c.COMMAND_STDOUT: stdout,
-            c.COMMAND_STDERR: stderr,
-        }
-        message = "it was stopped"
-        if ended is not None:
-            attributes[c.COMMAND_STATUS] = ended.status
-            message = "it ran too long" if ended.timed_out else str(failure(ended, stderr))
-        is_ok = ended is not None and ended.status == 0
-        span = make_span(
-            agent,
-            f"command {Path(self.arguments[0]).name}",
-            SpanKind.OPERATION,
-            attributes,
-            start_ns=start_ns,
-            end_ns=now_ns(),
-            status=SpanStatus.OK if is_ok else SpanStatus.ERROR,
-            status_message="" if is_ok else message,
-        )
-        agent.scope.recorder.add(span)
+@contextmanager
+def task_file(task: Json, folder: Path) -> Iterator[dict[str, str]]:
+    """Write a task to a file in `folder` while the block runs; yield the variable that names it."""
+    path = folder / f"{new_id('task')}.json"
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(msgspec.json.encode(task))
+    try:
+        yield {environment.TASK_FILE_VARIABLE: str(path)}
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def reference_of(prefix: str, program: Any) -> str:
+    """Return the options of a program that differ from the defaults, as text."""
+    values = {
+        option.name: getattr(program, option.name)
+        for option in fields(program)
+        if getattr(program, option.name) not in (None, (), {}, option.default)
+    }
+    return prefix + msgspec.json.encode(values).decode()
+
+
+def program_of(prefix: str, kind: type[P], reference: str) -> P:
+    """Return the program of a class that has the given reference.
+
+    Raises:
+        AppError: `reference` is not that of such a program.
+    """
+    try:
+        return kind(**msgspec.json.decode(reference.removeprefix(prefix), type=dict[str, Any]))
+    except (msgspec.MsgspecError, TypeError, ConfigError) as error:
+        what = prefix.rstrip(":").replace("-", " ")
+        raise AppError(f"{reference!r} is no {what}: {error}") from error
 
 
 def _patterns(agents: Mapping[str, Any]) -> dict[str, SystemPrompt]:
@@ -373,18 +351,20 @@ def _patterns(agents: Mapping[str, Any]) -> dict[str, SystemPrompt]:
         raise ConfigError(
             f'agents={agents!r} of a command: write agents={{"NAME": system("PATTERN*")}}'
         ) from error
-    _check_texts("agents", [pattern.system for pattern in patterns.values()])
+    check_texts("agents", [pattern.system for pattern in patterns.values()])
     return patterns
 
 
-def _check_texts(name: str, values: Sequence[object]) -> None:
+def check_texts(name: str, values: Sequence[object]) -> None:
+    """Raise `ConfigError` unless all `values` of the option `name` are texts."""
     for value in values:
         # lone surrogates cannot be encoded in a file
         if not isinstance(value, str) or "\0" in value or clean_text(value) != value:
             raise ConfigError(f"{name} of a command holds {value!r}: each must be a text")
 
 
-def _check_variable(name: str) -> None:
+def check_variable(name: str) -> None:
+    """Raise `ConfigError` if `env` must not have a variable called `name`."""
     if not name or "=" in name or name.startswith(environment.RESERVED):
         raise ConfigError(
             f"env of a command cannot set {name!r}: lightspan sets it, or it is no variable name"

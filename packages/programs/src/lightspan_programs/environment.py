@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,6 +22,15 @@ RESERVED: Final = (
 )
 """Prefixes of variables that `Command(env=)` must not contain."""
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "all_proxy"})
+_KEPT: Final = frozenset(
+    {
+        *("PATH", "LD_LIBRARY_PATH", "SHELL", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE"),
+    }
+)
+"""Variables of the runner that a coding agent inherits, besides proxies and `LC_…`."""
+TEMPORARY: Final = "tmp"
+"""Folder in the HOME of a coding agent for temporary files."""
 
 
 def program_environment(
@@ -51,6 +61,26 @@ def program_environment(
     }
     variables |= extra
     return {**variables, **(_attempt_variables(scope, model, variables) if scope else {}), **task}
+
+
+def clean_environment(
+    inherited: Mapping[str, str], scope: AttemptContext | None, model: str, home: Path
+) -> dict[str, str]:
+    """Return the environment variables of a program with a HOME of its own.
+
+    Args:
+        inherited: the runner's environment.
+        scope: context of the attempt; None for a program without an endpoint.
+        model: value of `LIGHTSPAN_MODEL`.
+        home: the program's HOME.
+    """
+    variables = {
+        name: value
+        for name, value in inherited.items()
+        if name in _KEPT or name.startswith("LC_") or name.lower() in (*_PROXIES, "no_proxy")
+    }
+    variables |= {"HOME": str(home), "TMPDIR": str(home / TEMPORARY)}
+    return variables | (_attempt_variables(scope, model, variables) if scope else {})
 
 
 def _attempt_variables(

@@ -223,7 +223,7 @@ def _read(source: int, tail: Tail) -> bool:
 
 # --- the watchdog ---------------------------------------------------------------------------
 class Watchdog:
-    """Process that kills programs and removes task files when this process has ended.
+    """Process that kills programs and removes their files when this process has ended.
 
     Raises:
         OSError: the process cannot be started.
@@ -233,7 +233,7 @@ class Watchdog:
         self.users = 0
         """Number of `guarding` blocks that use this watchdog. It ends with the last block."""
         self.folder = Path(tempfile.mkdtemp(prefix="lightspan-"))
-        """Folder of the task files; only this user can read it."""
+        """Folder of tasks and workspaces; only this user can read it."""
         source, self.pipe = os.pipe()
         try:
             # Ctrl-C and similar signals must not end the watchdog before its runner ends.

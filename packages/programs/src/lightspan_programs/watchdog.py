@@ -1,7 +1,7 @@
 """Watchdog process: kills a runner's programs when the runner is gone.
 
-The module runs as a script, with the folder of the task files as its argument. Its standard input
-is a pipe with a line `+ID` when a process group starts and `-ID` when the group has ended. Only the
+The module runs as a script, with the folder of the attempts' files as its argument. Its standard
+input is a pipe with a line `+ID` when a process group starts and `-ID` when it has ended. Only the
 runner holds the write end, so the pipe closes however the runner ends, even by `kill -9`. Then the
 script kills every group that still runs, and removes the folder. The script needs only the standard
 library.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 
@@ -27,10 +28,7 @@ def main(folder: str) -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            os.unlink(entry.path)
-        os.rmdir(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

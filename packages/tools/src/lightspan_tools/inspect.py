@@ -56,6 +56,7 @@ from lightspan_tools.rollout_view import (
     view_of,
 )
 from lightspan_tools.sampling_overrides import overrides_of
+from lightspan_tools.tokenizer_files import open_decoder
 
 _SPLITS: Final = {"eval": "held-out", "selection": "selection"}
 """`kind` of a line of the metrics → name of the evaluated split."""
@@ -197,7 +198,9 @@ async def _read_run(
         run_id = config.get("run_id")
         reader = ViewReader(run, store, config, trained_rewards(run, config))
         if rollout_id is None:
-            overview = await run_overview(reader, store, run_id, page)
+            overview = await run_overview(
+                reader, store, run_id, page, open_decoder(run.path, config)
+            )
             if latest_step_fails(run.metrics()) is not None:
                 overview.failure = await newest_failure(store, run_id)
             return overview
@@ -256,6 +259,7 @@ def _run_lines(
         yield pruned
     yield f"coverage of calls{scope}: {_counted(overview.calls)}"
     yield from _scope_lines(overview)
+    yield from _row_lines(overview)
     for name in reward_names(run):
         rewards = run.rewards(name).values()
         values = [reward.value for reward in rewards if reward.value is not None]
@@ -265,6 +269,21 @@ def _run_lines(
     if overview.overridden:
         yield f"sampling overridden, in calls{scope}: {_counted(overview.overridden)}"
     yield from table_lines(overview.rows, page, "rollout", "mode   step  ", "trained  ")
+
+
+def _row_lines(overview: Overview) -> Iterator[str]:
+    """Say how much of the rollouts is in one row, and why calls begin new rows."""
+    if overview.one_row:
+        shares = (f"{path} {share:.0%}" for path, share in overview.one_row_means.items())
+        yield f"share of a rollout's calls in one row{overview.scope}: {', '.join(shares)}"
+    if overview.breaks:
+        counts = _counted(overview.breaks_by_cause)
+        yield f"calls that continue a conversation in a new row{overview.scope}: {counts}"
+    examples = {each.cause: each for each in reversed(overview.breaks)}
+    for cause, each in sorted(examples.items()):
+        _, call_id, _ = each.following
+        place = f"{each.agent_path}, rollout {each.rollout_id}, call {call_id}"
+        yield f"  {cause}: {each.detail} ({place})"
 
 
 def _agents_text(optimize: Any) -> str:

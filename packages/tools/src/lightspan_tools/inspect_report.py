@@ -75,6 +75,11 @@ class RunReport(ListReport, frozen=True, kw_only=True):
     rewards: dict[str, RewardReport]
     overridden: dict[str, int]
     """Field of the request that training overrode → number of calls."""
+    one_row: dict[str, float]
+    """Agent path → share of its calls in a rollout that are in one row, as the mean over the
+    rollouts with several of its calls."""
+    breaks: dict[str, int]
+    """Cause → number of calls that continue a conversation but begin a new row."""
 
 
 class StoreReport(ListReport, frozen=True, kw_only=True):
@@ -176,6 +181,8 @@ def run_report(
         warnings=[WarningReport(alert.step, alert.text) for alert in alerts],
         rewards={name: _reward_report(run, name) for name in reward_names(run)},
         overridden=dict(overview.overridden),
+        one_row=overview.one_row_means,
+        breaks=dict(overview.breaks_by_cause),
         **_list(overview, page),
     )
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import fmean
 from typing import Any, Final
 
 import msgspec
@@ -23,10 +24,13 @@ from lightspan.algorithms.recorded_attempts import (
 )
 from lightspan.errors import DataError
 from lightspan.lightning.episode import Call, Episode
+from lightspan.lightning.rows import row_shares
+from lightspan.lightning.transitions import trained_transitions
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, RolloutStatus, RolloutSummary
 from lightspan.schema.spans import SpanKind
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
+from lightspan_tools.merge_diagnostics import Break, Decode, exchanges_of, read_merging
 from lightspan_tools.pagination import Columns, Page, TableRow, shown_rows
 from lightspan_tools.rollout_view import RolloutView, ViewReader
 from lightspan_tools.sampling_overrides import overrides_of
@@ -63,6 +67,10 @@ class Overview:
     """Message of the newest failed rollout of training; empty unless the latest step failed."""
     forks: int = 0
     """Number of rollouts of a run that are forks: they repeat another one up to a call."""
+    one_row: dict[str, list[float]] = field(default_factory=dict)
+    """Agent path → per rollout with several of its calls, the share of them that is in one row."""
+    breaks: list[Break] = field(default_factory=list)
+    """Calls that continue a conversation but begin a new row."""
     first_trained_step: int | None = None
     """First step of which the store has rollouts of training; None if it has none."""
 
@@ -72,13 +80,23 @@ class Overview:
         return self.read == len(self.rows)
 
     @property
+    def one_row_means(self) -> dict[str, float]:
+        """Agent path → mean share of its calls in a rollout that are in one row."""
+        return {path: fmean(shares) for path, shares in sorted(self.one_row.items())}
+
+    @property
+    def breaks_by_cause(self) -> Counter[str]:
+        """Cause → number of calls that continue a conversation but begin a new row."""
+        return Counter(str(each.cause) for each in self.breaks)
+
+    @property
     def scope(self) -> str:
         """What the counts of calls cover, as a part of a sentence; empty for all rows."""
         return "" if self.is_whole else f", of the {self.read} shown"
 
 
 async def run_overview(
-    reader: ViewReader, store: Store, run_id: str | None, page: Page
+    reader: ViewReader, store: Store, run_id: str | None, page: Page, decode: Decode
 ) -> Overview:
     """Return the overview of a run's rollouts. Those that no runner ever started are left out."""
     summaries = (await store.summaries(run_id, newest=True)).rows[::-1]
@@ -93,7 +111,13 @@ async def run_overview(
     full: dict[str, TableRow] = {}
     for start in range(0, len(wanted), PART):
         states = await store.rollouts([row.row_id for row in wanted[start : start + PART]])
-        for view in await reader.read(states):
+        views = await reader.read(states)
+        transitions = [t for v in views for t in trained_transitions(v.episode, v.coverage)]
+        exchanges = exchanges_of(view.coverage for view in views)
+        overview.breaks += read_merging(transitions, exchanges, decode).breaks
+        for path, shares in row_shares(transitions).items():
+            overview.one_row.setdefault(path, []).extend(shares)
+        for view in views:
             overview.read += 1
             overview.calls.update(view.coverage.counts())
             calls = [c for c in view.episode.calls if c.outcome is not CallOutcome.REPLAYED]

@@ -2,7 +2,8 @@
 
 `engine` samples, `learner` trains, `sft` imitates, `preferences` learns from verdicts, `distill`
 learns from a teacher. `rejection_sampling` is the algorithm that imitates the best of several
-rollouts; `imitation` explains to `lightspan inspect` what was imitated.
+rollouts; `imitation` explains to `lightspan inspect` what was imitated. `learning_rate` chooses the
+default learning rate of reinforcement learning.
 """
 
 from __future__ import annotations

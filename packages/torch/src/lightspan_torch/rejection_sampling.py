@@ -17,7 +17,6 @@ import msgspec
 
 from lightspan.algorithms import Algorithm, Metrics, PolicySpec, TrainerContext, local_model
 from lightspan.algorithms.grammar_check import reject_mismatches
-from lightspan.algorithms.learning_rate import choose_rate
 from lightspan.algorithms.metrics import merge_updates, rollout_metrics
 from lightspan.errors import ConfigError, UnsupportedError
 from lightspan.lightning import Episode, Selection, build_rows, classify_calls, trained_transitions
@@ -30,6 +29,7 @@ from lightspan.schema.routing import Routing
 from lightspan.schema.token_records import Sampling
 from lightspan.schema.validation import MAX_SEED, check_kind, check_number, check_whole
 from lightspan_torch.imitation import explain_imitation
+from lightspan_torch.learning_rate import choose_rate
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class RejectionSampling(Algorithm):
     The method is RAFT (reward-ranked fine-tuning, arXiv 2304.06767). Each step imitates the calls
     that the agents to train made in the best rollouts of each task, by one step of the optimiser.
     Rollouts are never imitated, but counted (`left_out/…` in the metrics), that are damaged,
-    unfinished or unscored, or whose app failed.
+    unfinished or unscored, or whose app failed, or that have no call that can be trained.
 
     Args:
         model: starting weights: a folder, or a name on the Hugging Face hub.
@@ -155,7 +155,10 @@ class RejectionSampling(Algorithm):
         counts = {f"left_out/{reason}": number for reason, number in left_out.items()}
         for status, number in chain.from_iterable(c.counts().items() for c in coverages):
             counts[f"calls/{status}"] = counts.get(f"calls/{status}", 0) + number
-        metrics = rollout_metrics(episodes, self._routing) | counts | {"imitated": len(best)}
+        imitated = len({transition.attempt_id for transition in transitions})
+        if imitated < len(best):
+            counts["left_out/rejected"] = len(best) - imitated
+        metrics = rollout_metrics(episodes, self._routing) | counts | {"imitated": imitated}
         # the learner minimises Σ weight · loss: here the mean over all imitated tokens
         weight = 1.0 / max(1, sum(transition.tokens for transition in transitions))
         rewards = {episode.attempt_id: episode.reward or 0.0 for episode in best}

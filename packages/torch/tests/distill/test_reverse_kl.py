@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.rows import Response, Row
@@ -25,6 +26,8 @@ from lightspan_torch.distill.reverse_kl import (
     with_advantages,
     without_reward,
 )
+from lightspan_torch.learner.losses import reverse_kl
+from lightspan_torch.learner.token_losses import FrozenStates
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.learner.gradients import gradients, make_model
 
@@ -149,9 +152,9 @@ def sampled_gradient(
     learner = TorchLearner({"writer": student}, dtype=torch.float64)
     frozen = TorchLearner({"writer": teacher}, dtype=torch.float64)
     rows = make_rows()
-    scores = frozen.score_trained(make_rows(teacher_temperature))
-    own = learner.score_trained(make_rows(student_temperature))
-    behaviour = learner.score_trained(rows)
+    scores = frozen.score_trained(make_rows(teacher_temperature)).logprobs
+    own = learner.score_trained(make_rows(student_temperature)).logprobs
+    behaviour = learner.score_trained(rows).logprobs
     for row, logprobs in zip(rows, behaviour, strict=True):
         row.logprobs[:] = logprobs
         row.weights[:] = [math.exp(math.fsum(logprobs))] * len(row.ids)
@@ -224,10 +227,137 @@ def test_the_baseline_changes_no_expected_gradient(models: tuple[Any, Any]) -> N
     assert distance(gradient, expected_gradient(models)) < 1e-6
 
 
+# --- the whole vocabulary ------------------------------------------------------------------------
+def states_of(model: Any, rows: list[Row]) -> FrozenStates:
+    """Return what a teacher's distributions are computed from."""
+    frozen = TorchLearner({"teacher": model}, dtype=torch.float64)
+    scores = frozen.score_trained([replace(row, policy="teacher") for row in rows])
+    return FrozenStates(scores.states, frozen.logits_of("teacher"))
+
+
+def taught_gradient(student: Any, teacher: Any, rows: list[Row]) -> tuple[dict[str, float], Tensor]:
+    """Return the metrics and the gradient of an update with the divergence from the teacher."""
+    learner = TorchLearner({"writer": student}, dtype=torch.float64)
+    with learner.taught(states_of(teacher, rows)):
+        metrics, by_name = gradients(learner, rows, PolicyLoss())
+    return metrics, flat(by_name)
+
+
+def divergence_of(
+    student: Any, teacher: Any, answers: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return [answers, LENGTH] KL(p‖q), and the gradient of Σ weight · KL by torch's autograd."""
+    p = all_logprobs(student, answers, TEMPERATURE)
+    with torch.no_grad():
+        q = all_logprobs(teacher, answers, TEMPERATURE)
+    divergence = (p.exp() * (p - q)).sum(-1)
+    names = [name for name, _ in student.named_parameters()]
+    parameters = list(student.parameters())
+    total = (weights[:, None] * divergence).sum()
+    parts = torch.autograd.grad(total, parameters, allow_unused=True)
+    return divergence.detach(), flat(dict(zip(names, parts, strict=True)))
+
+
+def test_the_gradient_over_the_vocabulary_needs_no_expectation(models: tuple[Any, Any]) -> None:
+    """Every answer by itself has the gradient of the divergences at its prefixes."""
+    for place in (0, 17, 35):
+        row = replace(make_rows()[place], weights=[1.0] * (len(PROMPT) + LENGTH))
+        metrics, gradient = taught_gradient(*models, [row])
+        divergence, expected = divergence_of(
+            *models, torch.tensor([ANSWERS[place]]), torch.ones(1, dtype=torch.float64)
+        )
+        assert distance(gradient, expected) < 1e-6
+        assert metrics["reverse_kl"] == pytest.approx(float(divergence.mean()), rel=1e-6)
+        assert metrics["loss"] == pytest.approx(float(divergence.sum()), rel=1e-6)
+
+
+def weighted_rows(student: Any) -> list[Row]:
+    """Return all rows, each with the probability of its answer as its weight."""
+    rows = make_rows()
+    learner = TorchLearner({"writer": student}, dtype=torch.float64)
+    for row, logprobs in zip(rows, learner.score_trained(rows).logprobs, strict=True):
+        row.logprobs[:] = logprobs
+        row.weights[:] = [math.exp(math.fsum(logprobs))] * len(row.ids)
+    return rows
+
+
+def test_both_estimates_have_the_same_expected_gradient(models: tuple[Any, Any]) -> None:
+    """Rows that share prefixes, in trees, against sampled tokens."""
+    _, gradient = taught_gradient(*models, weighted_rows(models[0]))
+    assert distance(gradient, expected_gradient(models)) < 1e-6
+    assert distance(gradient, sampled_gradient(models)) < 1e-6
+
+
+def test_the_reward_is_added_to_the_divergence(models: tuple[Any, Any]) -> None:
+    rows = weighted_rows(models[0])
+    for number, row in enumerate(rows):
+        row.advantages[:] = [number % 3 - 1.0] * len(row.ids)
+    _, both = taught_gradient(*models, rows)
+    learner = TorchLearner({"writer": models[0]}, dtype=torch.float64)
+    of_reward = flat(gradients(learner, rows, PolicyLoss())[1])
+    assert float(of_reward.abs().max()) > 0.01
+    assert distance(both, of_reward + expected_gradient(models)) < 1e-6
+
+
+@pytest.mark.parametrize("sizes", [(VOCABULARY, VOCABULARY + 3), (VOCABULARY + 3, VOCABULARY)])
+def test_a_teacher_with_another_number_of_unused_tokens(sizes: tuple[int, int]) -> None:
+    """Families pad their vocabularies to different sizes; no answer has an unused token."""
+    student, teacher = (
+        make_model("Qwen2", seed, **{**SIZES, "vocab_size": size}).double()
+        for seed, size in enumerate(sizes)
+    )
+    rows, answers = weighted_rows(student), torch.tensor(ANSWERS)
+    p = all_logprobs(student, answers, TEMPERATURE)
+    with torch.no_grad():
+        q = all_logprobs(teacher, answers, TEMPERATURE)[..., : sizes[0]].log_softmax(-1)
+        q = pad(q, (0, sizes[0] - q.shape[-1]), value=-math.inf)
+        ratios = (p - q).clamp(max=LOG_RATIO_LIMIT)
+        weights = torch.tensor([row.weights[-1] for row in rows], dtype=torch.float64)
+    total = (weights[:, None, None] * p.exp() * ratios).sum()
+    parts = torch.autograd.grad(total, list(student.parameters()), allow_unused=True)
+    names = [name for name, _ in student.named_parameters()]
+    _, gradient = taught_gradient(student, teacher, rows)
+    assert distance(gradient, flat(dict(zip(names, parts, strict=True)))) < 1e-5
+
+
+def test_after_the_block_nothing_is_taught(models: tuple[Any, Any]) -> None:
+    learner = TorchLearner({"writer": models[0]}, dtype=torch.float64)
+    rows = weighted_rows(models[0])
+    with learner.taught(states_of(models[1], rows)):
+        assert "reverse_kl" in gradients(learner, rows, PolicyLoss())[0]
+    metrics, by_name = gradients(learner, rows, PolicyLoss())
+    assert "reverse_kl" not in metrics
+    assert float(flat(by_name).abs().max()) == 0.0
+
+
+def test_scaled_logits_have_no_states() -> None:
+    """A model that scales the output layer's result, whose teacher scores sampled tokens only."""
+    capped = make_model("Gemma2", 0, **{**SIZES, "num_hidden_layers": 2})
+    learner = TorchLearner({"writer": capped})
+    scores = learner.score_trained(make_rows())
+    assert scores.states == {}
+    every = learner.score(make_rows())
+    assert scores.logprobs[7][-1] == pytest.approx(every[7][-1], abs=1e-5)
+
+
+def test_a_grammar_leaves_forbidden_tokens_out() -> None:
+    forbidden = torch.tensor([[False, False, True]])
+    logits = torch.tensor([[0.25, 0.75, 1.0]], dtype=torch.float64).log().requires_grad_()
+    p = logits.masked_fill(forbidden, -math.inf).log_softmax(-1)
+    q = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).log()
+    value = reverse_kl(p, q).sum()
+    value.backward()  # type: ignore[no-untyped-call]
+    expected = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    assert value.item() == pytest.approx(expected)
+    assert logits.grad is not None
+    wish = [0.25 * (math.log(0.5) - expected), 0.75 * (math.log(1.5) - expected), 0.0]
+    assert logits.grad[0].tolist() == pytest.approx(wish)
+
+
 def test_trained_tokens_are_scored_as_all_tokens_are(models: tuple[Any, Any]) -> None:
     learner = TorchLearner({"writer": models[0]}, dtype=torch.float64)
     rows = make_rows()
-    own, every = learner.score_trained(rows), learner.score(rows)
+    own, every = learner.score_trained(rows).logprobs, learner.score(rows)
     for row, few, many in zip(rows, own, every, strict=True):
         assert few[: len(PROMPT)] == [0.0] * len(PROMPT)
         assert few[len(PROMPT) :] == pytest.approx(many[len(PROMPT) :], abs=1e-6)

@@ -93,8 +93,9 @@ async def test_a_server_scores_as_the_local_model_does(
     learner = TorchLearner({"writer": student})
     local = LocalTeacher(TeacherModel(model=str(teacher)), [str(student)], 200)
     remote = ServerTeacher(TeacherServer(url=f"{serving.url}/v1/"), [str(student)], 200)
-    own = await local.score(World(learner), rows)  # type: ignore[arg-type]
-    scores = await remote.score(World(), rows)  # type: ignore[arg-type]
+    own, states = await local.score(World(learner), rows)  # type: ignore[arg-type]
+    scores, nothing = await remote.score(World(), rows)  # type: ignore[arg-type]
+    assert (states is None, nothing is None) == (False, True)
     expected = TorchLearner({"writer": teacher}).score(rows)
     for row, one, two, three in zip(rows, own, scores, expected, strict=True):
         for place, is_trained in enumerate(row.mask):
@@ -108,7 +109,7 @@ async def test_a_server_scores_as_the_local_model_does(
 async def test_the_teacher_has_the_temperature_of_each_token(student: Path, teacher: Path) -> None:
     rows = [replace(row, temperatures=[0.5] * len(row.ids)) for row in make_rows()]
     local = LocalTeacher(TeacherModel(model=str(teacher)), [str(student)], 200)
-    scores = await local.score(World(TorchLearner({"writer": student})), rows)  # type: ignore[arg-type]
+    scores, _ = await local.score(World(TorchLearner({"writer": student})), rows)  # type: ignore[arg-type]
     expected = TorchLearner({"writer": teacher}).score(rows)
     assert scores[0][-1] == pytest.approx(expected[0][-1], abs=1e-5)
     assert scores[0][-1] != pytest.approx(
@@ -146,7 +147,7 @@ async def test_a_lora_adapter_teaches_merged(student: Path, teacher: Path, tmp_p
     rows = make_rows()
     local = LocalTeacher(TeacherModel(model=str(tmp_path / "adapter")), [str(student)], 200)
     assert "0.133 M parameters" in local.describe()
-    scores = await local.score(World(learner), rows)  # type: ignore[arg-type]
+    scores, _ = await local.score(World(learner), rows)  # type: ignore[arg-type]
     assert scores[0][-1] == pytest.approx(learner.score(rows)[0][-1], abs=1e-5)
 
 
@@ -208,7 +209,7 @@ async def test_a_failure_that_passes_is_repeated_and_told_once(
     serving.refuse["/v1/completions"] = [failure] * 2
     settings = TeacherServer(url=serving.url, concurrency=1)
     remote, world = ServerTeacher(settings, [str(student)], 200), World()
-    scores = await remote.score(world, rows)  # type: ignore[arg-type]
+    scores, _ = await remote.score(world, rows)  # type: ignore[arg-type]
     assert len(scores) == len(rows)
     assert serving.requests["/v1/completions"] == len(rows) + 2
     assert all("trying again for 300 s" in note for note in world.notes)

@@ -26,6 +26,7 @@ from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokeniz
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner import losses
 from lightspan_torch.learner.masks import Replays
+from lightspan_torch.learner.token_losses import FrozenStates
 from lightspan_torch.learner.torch import TorchLearner
 from packages.torch.tests.learner.gradients import assert_close, gradients, gradients_of
 
@@ -169,6 +170,29 @@ def loss_of(
             old=[old[number]] if old else None,
         )
     return total
+
+
+def test_a_teacher_has_the_same_grammars(
+    folder: Path, model: Any, calls: Calls, grammars: Grammars, tmp_path: Path
+) -> None:
+    """The divergence is that of two masked distributions at the temperature of each token."""
+    rows = several_rows(calls)
+    other = tiny_model(tmp_path / "other", seed=5, hidden=32)
+    learner, frozen = TorchLearner({"writer": folder}), TorchLearner({"writer": other})
+    states = FrozenStates(frozen.score_trained(rows).states, frozen.logits_of("writer"))
+    with learner.taught(states):
+        metrics = learner.update(rows, PolicyLoss())
+    expected = []
+    for row in rows:
+        trained = torch.tensor(row.mask[1:])
+        ids, temperatures = torch.tensor([row.ids]), torch.tensor(row.temperatures[1:])[:, None]
+        p, q = (
+            (Masked(each, row, grammars)(ids).logits[0, :-1] / temperatures).log_softmax(-1)
+            for each in (model, load_model(other))
+        )
+        expected += (p.exp() * (p - q)).sum(-1)[trained].tolist()
+    assert min(expected) == pytest.approx(0.0, abs=1e-6)  # some tokens are forced
+    assert metrics["reverse_kl"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
 # --- log-probabilities --------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from lightspan.stores.protocol import Store
 from lightspan_tools.alerts import STEP_FAILS
 from lightspan_tools.overview import newest_failure
 from lightspan_tools.rollout_view import RolloutView
+from lightspan_tools.tokenizer_files import find_tokenizer
 from lightspan_ui import views
 from lightspan_ui.catalogue import Catalogue, task_text, task_title
 from lightspan_ui.comparison import comparison
@@ -39,7 +40,7 @@ from lightspan_ui.run_page import RunScoring, detail_of
 from lightspan_ui.runs import Failure, Run, error_text, metrics_view, secretless
 from lightspan_ui.searches import prompts_of
 from lightspan_ui.sources import Place, Sources, open_to_read
-from lightspan_ui.tokens import Tokenizer, find_tokenizer
+from lightspan_ui.tokens import Tokenizer
 
 MAX_GROUP: Final = 64
 """Maximum number of rollouts of a group that are shown side by side; the best ones."""

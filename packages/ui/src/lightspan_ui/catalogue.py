@@ -354,7 +354,8 @@ class Catalogue:
         number = 0
         while portion := self._unread():
             for start in range(0, len(portion), PORTION):
-                await self.read_facts(portion[start : start + PORTION])
+                async with self._search_lock:  # a search that somebody waits for goes first
+                    await self.read_facts(portion[start : start + PORTION])
                 number += 1
                 self.note_progress(number)
                 await asyncio.sleep(0)
@@ -479,20 +480,21 @@ class Catalogue:
         if self._facets is not None and self._facets[0] == key and not filters.text:
             return self._facets[1]
         wanted = 1 + MAX_ROWS
-        entries, _ = await self.matching(filters, wanted)
+        entries, is_partial = await self.matching(filters, wanted)
         others = {}
         for name, fields in FACETS.items():
             if any(getattr(filters, field) is not None for field in fields):
                 wider = msgspec.structs.replace(filters, **dict.fromkeys(fields))
                 others[name], _ = await self.matching(wider, wanted)
-        self._facets = key, facets_of(entries, others)
+        found = facets_of(entries, others)
+        self._facets = key, msgspec.structs.replace(found, is_partial=is_partial)
         return self._facets[1]
 
     async def groups(self, filters: Filters, options: PageOptions) -> views.GroupPage:
         """Return a page of the groups of rollouts that pass filters."""
         if filters.needs_spans:
             await self._begin_reading(None)
-        entries, _ = await self.matching(filters)
+        entries, is_partial = await self.matching(filters)
         rows = group_rows(entries, options.sort)
         start = place_of(options.cursor, (row.name for row in rows))
         shown = rows[start : start + options.limit]
@@ -504,6 +506,7 @@ class Catalogue:
             groups=[row.view(text) for row, text in zip(shown, texts, strict=True)],
             total=len(rows),
             cursor=cursor_of(end, shown[-1].name) if end < len(rows) else "",
+            is_partial=is_partial,
         )
 
 

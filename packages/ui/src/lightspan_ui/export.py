@@ -62,15 +62,21 @@ async def export_text(catalogue: Catalogue, filters: Filters, place: Place) -> v
     entries, _ = await catalogue.matching(wider)
     entries = [entry for entry in entries if entry.summary.attempt_id is not None]
     taken = await count_taken(catalogue, place, entries, used)
-    note = note_of(others, taken, len(entries))
+    note, preferences = note_of(others, taken, len(entries)), ""
     if place.run is None:
         url = public_url(place.url)
         program, command = store_program(url, used, note), store_command(url, used)
+        preferences = preferences_program(url, used, others)
     else:
         folder = str(place.run.folder.path)
         program, command = run_program(note), run_command(folder, used)
     return views.Export(
-        attempts=taken.attempts, calls=taken.calls, program=program, command=command, note=note
+        attempts=taken.attempts,
+        calls=taken.calls,
+        program=program,
+        command=command,
+        preferences=preferences,
+        note=note,
     )
 
 
@@ -172,16 +178,40 @@ def calls_of(view: RolloutView, only: Filter, *, is_store: bool) -> tuple[int, i
 # --- texts --------------------------------------------------------------------------------------
 def store_program(url: str, filters: Filters, note: str) -> str:
     """Return a program that fine-tunes a model on calls of a store."""
-    options: dict[str, Any] = {
-        "from_store": url,
-        "service": filters.service,
-        "agents": filters.agent,
-        "min_reward": filters.reward_min,
-        "since": _time_text(filters.since, "since"),
-        "until": _time_text(filters.until, "until"),
-    }
-    lines = [f"    {name}={value!r}," for name, value in options.items() if value is not None]
+    lines = [*_store_options(url, filters), *_options({"min_reward": filters.reward_min})]
     return _program(note, ["lightspan.SFT(", f"    {_MODEL},", *lines, ').fit(folder="runs/sft")'])
+
+
+def preferences_program(url: str, filters: Filters, others: Sequence[str]) -> str:
+    """Return a program that learns from good and bad ratings in a store.
+
+    Args:
+        url: URL of the store.
+        filters: the filters that fine-tuning has too.
+        others: names of the other filters.
+    """
+    lacking = [*others, *(["reward_min"] if filters.reward_min is not None else [])]
+    note = f"not applied, as Preferences has no such filter: {', '.join(lacking)}"
+    lines = ["Preferences(", f"    {_MODEL},", *_store_options(url, filters)]
+    lines.append(').fit(folder="runs/preferences")')
+    return _program(note if lacking else "", lines, "from lightspan_torch import Preferences")
+
+
+def _store_options(url: str, filters: Filters) -> list[str]:
+    """Return the arguments that SFT and Preferences share, a line each."""
+    return _options(
+        {
+            "from_store": url,
+            "service": filters.service,
+            "agents": filters.agent,
+            "since": _time_text(filters.since, "since"),
+            "until": _time_text(filters.until, "until"),
+        }
+    )
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    return [f"    {name}={value!r}," for name, value in values.items() if value is not None]
 
 
 def run_program(note: str) -> str:
@@ -211,9 +241,9 @@ def run_command(folder: str, filters: Filters) -> str:
     return _command(folder, options)
 
 
-def _program(note: str, lines: Sequence[str]) -> str:
+def _program(note: str, lines: Sequence[str], imports: str = "import lightspan") -> str:
     comments = [f"# {line}" for line in note.split("; ")] if note else []
-    return "\n".join(["import lightspan", "", *comments, *lines]) + "\n"
+    return "\n".join([imports, "", *comments, *lines]) + "\n"
 
 
 def _command(source: str, options: Mapping[str, Any]) -> str:

@@ -50,6 +50,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     tokens_max: int | None = None
     cost_min: float | None = None
     cost_max: float | None = None
+    seconds_min: float | None = None
+    seconds_max: float | None = None
 
     @property
     def needs_spans(self) -> bool:
@@ -211,6 +213,7 @@ _NUMBERS: Final[Mapping[str, Callable[[Entry], float | None]]] = {
     "reward": lambda entry: entry.reward,
     "tokens": lambda entry: None if entry.facts is None else entry.facts.tokens,
     "cost": lambda entry: None if entry.facts is None else entry.facts.cost,
+    "seconds": lambda entry: entry.seconds,
 }
 
 _LAST: Final = float("inf")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +11,6 @@ from lightspan_ui import views
 
 MAX_TOKENS: Final = 4_000
 """Maximum number of tokens of a call in an answer."""
-FILE: Final = "tokenizer.json"
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -54,26 +52,6 @@ class Tokenizer:
             pieces.append(after[len(before) :])
             start, end = end, place
         return pieces
-
-
-def find_tokenizer(run: Path, config: Mapping[str, Any]) -> Path | None:
-    """Return the path of the tokenizer of a run; None if there is none on this machine.
-
-    The run's own model exists only at its end. Before, it is that of the starting weights.
-    """
-    return next((path for path in _candidates(run, config) if path.is_file()), None)
-
-
-def _candidates(run: Path, config: Mapping[str, Any]) -> Iterator[Path]:
-    yield run / "model" / FILE
-    yield from sorted((run / "model").glob(f"*/{FILE}"))  # a folder for each of several policies
-    name = config.get("model")
-    if not isinstance(name, str) or not name:
-        return
-    yield Path(name) / FILE
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    yield from sorted((cache / f"models--{name.replace('/', '--')}").glob(f"snapshots/*/{FILE}"))
 
 
 def token_views(

@@ -275,7 +275,8 @@ class RolloutPage(View, frozen=True, kw_only=True):
     readable: int = 0
     """Number of attempts whose spans can be read. `read` is lower while reading is under way."""
     is_partial: bool = False
-    """Whether a search for text was stopped by its deadline before the oldest attempt."""
+    """Whether a search for text has not reached the oldest attempt: its deadline was over, or the
+    page was full."""
 
 
 class Count(View, frozen=True, kw_only=True):
@@ -315,6 +316,8 @@ class Facets(View, frozen=True, kw_only=True):
     tag: list[Count]
     rated: list[Count]
     rewards: list[Bin]
+    is_partial: bool = False
+    """Whether a search for text has not reached the oldest attempt: there may be more of each."""
 
 
 class Member(View, frozen=True, kw_only=True):
@@ -347,6 +350,8 @@ class GroupPage(View, frozen=True, kw_only=True):
     groups: list[GroupRow]
     total: int
     cursor: str = ""
+    is_partial: bool = False
+    """Whether a search for text has not reached the oldest attempt."""
 
 
 class Answer(View, frozen=True, kw_only=True):
@@ -679,6 +684,8 @@ class Export(View, frozen=True, kw_only=True):
     """Number of calls that the program takes."""
     program: str
     command: str
+    preferences: str = ""
+    """Program that learns from the ratings, good and bad ones; empty for a run."""
     note: str = ""
     """Which filters are not applied, and how the counts or the command differ from the program;
     empty if nothing does."""

@@ -228,7 +228,7 @@ export interface RolloutPage {
   read: number;
   /** Number of attempts whose spans can be read. `read` is lower while reading is under way. */
   readable: number;
-  /** Whether a search for text was stopped by its deadline before the oldest attempt. */
+  /** Whether a search for text has not reached the oldest attempt: its deadline was over, or the page was full. */
   is_partial: boolean;
 }
 
@@ -261,6 +261,8 @@ export interface Facets {
   tag: Count[];
   rated: Count[];
   rewards: Bin[];
+  /** Whether a search for text has not reached the oldest attempt: there may be more of each. */
+  is_partial: boolean;
 }
 
 /** A rollout of a group. */
@@ -290,6 +292,8 @@ export interface GroupPage {
   groups: GroupRow[];
   total: number;
   cursor: string;
+  /** Whether a search for text has not reached the oldest attempt. */
+  is_partial: boolean;
 }
 
 /** An answer of an agent in a rollout, for comparison with the other rollouts of the group. */
@@ -595,6 +599,8 @@ export interface Export {
   calls: number;
   program: string;
   command: string;
+  /** Program that learns from the ratings, good and bad ones; empty for a run. */
+  preferences: string;
   /** Which filters are not applied, and how the counts or the command differ from the program; empty if nothing does. */
   note: string;
 }

@@ -1,8 +1,10 @@
 // Filters of rollouts, which are parameters of the address.
 
 import { Fragment, h } from "./vendor/preact.js";
+import { useEffect } from "./vendor/hooks.js";
 import type { Bin, Count, Facets } from "./api.js";
 import { Histogram } from "./charts.js";
+import type { Asked } from "./client.js";
 import { Choice, TextField } from "./components.js";
 import { fixed, num, percent } from "./format.js";
 import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
@@ -17,7 +19,7 @@ export function apiPath(place: Place, ...rest: readonly string[]): string {
 const FILTERS = [
   ...["text", "mode", "status", "outcome", "service", "agent", "user", "session", "tag", "rated"],
   ...["task", "group", "step", "step_min", "step_max", "reward_min", "reward_max"],
-  ...["since", "until", "tokens_min", "tokens_max", "cost_min", "cost_max", "seconds_min"],
+  ...["since", "until", "tokens_min", "tokens_max", "cost_min", "cost_max", "seconds_min", "seconds_max"],
 ];
 const PAGING = ["sort", "limit", "cursor"];
 
@@ -43,8 +45,31 @@ export function withoutFilters(address: URL): string {
   return withQuery(url, OF_ONE_PAGE);
 }
 
-const counted = (counts: readonly Count[] | undefined): [string, string][] =>
-  (counts ?? []).map(({ name, n }) => [name, `${name} (${n.toLocaleString("en")})`]);
+/** Ask again while a search for text has neither filled the page nor reached the oldest attempt.
+ *
+ * @param needsAll whether the page needs all that match, such as to sort them
+ * @returns whether the search goes on
+ */
+export function useWholeSearch(
+  page: Asked<{ is_partial: boolean; cursor: string }>,
+  facets: Asked<Facets>,
+  needsAll: boolean,
+): boolean {
+  const { data } = page;
+  const goesOn = data !== null && data.is_partial && (needsAll || !data.cursor);
+  useEffect(() => {
+    if (!goesOn) return;
+    page.reload();
+    facets.reload();
+  }, [data]);
+  return goesOn;
+}
+
+/** Return the values of a filter with their counts, which are lower bounds while a search goes on. */
+function counted(facets: Facets | null, name: "mode" | "service" | "status" | "agent" | "rated" | "user" | "session" | "tag"): [string, string][] {
+  const more = facets?.is_partial ? "+" : "";
+  return (facets?.[name] ?? []).map((count: Count) => [count.name, `${count.name} (${count.n.toLocaleString("en")}${more})`]);
+}
 
 /** Show the filters with the numbers of rollouts that each value leaves. */
 export function Filters(props: { facets: Facets | null; isProduction: boolean }) {
@@ -56,15 +81,15 @@ export function Filters(props: { facets: Facets | null; isProduction: boolean })
       <TextField name="text" label="text" type="search" placeholder="prompt, answer, tool" />
       {!props.isProduction && (
         <Fragment>
-          <Choice name="mode" label="mode" empty="all" values={counted(facets?.mode)} />
+          <Choice name="mode" label="mode" empty="all" values={counted(facets, "mode")} />
           <TextField name="step" label="step" type="number" />
         </Fragment>
       )}
       {props.isProduction && (
-        <Choice name="service" label="service" empty="all" values={counted(facets?.service)} />
+        <Choice name="service" label="service" empty="all" values={counted(facets, "service")} />
       )}
-      <Choice name="status" label="status" empty="all" values={counted(facets?.status)} />
-      <Choice name="agent" label="agent" empty="all" values={counted(facets?.agent)} />
+      <Choice name="status" label="status" empty="all" values={counted(facets, "status")} />
+      <Choice name="agent" label="agent" empty="all" values={counted(facets, "agent")} />
       {props.isProduction && <ProductionFilters facets={facets} />}
       {facets && facets.rewards.length > 0 && <RewardFilter facets={facets} />}
       {isFiltered && <a href={withoutFilters(address)}>clear</a>}
@@ -76,12 +101,12 @@ function ProductionFilters(props: { facets: Facets | null }) {
   const { facets } = props;
   return (
     <Fragment>
-      <Choice name="rated" label="rated" empty="all" values={counted(facets?.rated)} />
-      {facets && facets.user.length > 0 && <Choice name="user" label="user" empty="all" values={counted(facets.user)} />}
+      <Choice name="rated" label="rated" empty="all" values={counted(facets, "rated")} />
+      {facets && facets.user.length > 0 && <Choice name="user" label="user" empty="all" values={counted(facets, "user")} />}
       {facets && facets.session.length > 0 && (
-        <Choice name="session" label="session" empty="all" values={counted(facets.session)} />
+        <Choice name="session" label="session" empty="all" values={counted(facets, "session")} />
       )}
-      {facets && facets.tag.length > 0 && <Choice name="tag" label="tag" empty="all" values={counted(facets.tag)} />}
+      {facets && facets.tag.length > 0 && <Choice name="tag" label="tag" empty="all" values={counted(facets, "tag")} />}
       <TextField name="since" label="since" placeholder="2h, 7d, 2026-11-20" />
       <details class="more">
         <summary>more</summary>
@@ -117,7 +142,7 @@ function RewardFilter(props: { facets: Facets }) {
   return (
     <div class="field">
       <span>
-        rewards: mean {fixed(facets.mean)}, {percent(facets.scored / (facets.total || 1))} scored
+        rewards{facets.is_partial && " of those found so far"}: mean {fixed(facets.mean)}, {percent(facets.scored / (facets.total || 1))} scored
         {(low !== null || high !== null) && `; ${num(low)} to ${num(high)}`}
       </span>
       <Histogram label="rewards" bins={facets.rewards} low={low} high={high} onPick={pick} />

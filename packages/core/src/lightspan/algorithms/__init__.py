@@ -5,8 +5,7 @@
 `grammar_check` rejects calls that do not follow their grammar, `task_sampler` orders tasks,
 `adaptive_tasks` orders them by success rates, `replay` chooses groups that are trained again,
 `recorded_attempts` reads attempts recorded in production, `jsonl` reads JSONL files,
-`learning_rate` chooses the default learning rate, `critic_warmup` decides when a critic is used,
-`metrics` computes the metrics of an iteration.
+`critic_warmup` decides when a critic is used, `metrics` computes the metrics of an iteration.
 """
 
 from lightspan.algorithms.protocol import (

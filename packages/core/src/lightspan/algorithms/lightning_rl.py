@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
@@ -22,7 +23,6 @@ from lightspan.algorithms.adaptive_tasks import DESCRIPTION, AdaptiveOrder, Grou
 from lightspan.algorithms.async_rollouts import next_episodes
 from lightspan.algorithms.critic_warmup import CriticWarmup, describe_critic
 from lightspan.algorithms.grammar_check import reject_mismatches
-from lightspan.algorithms.learning_rate import Rate, choose_rate
 from lightspan.algorithms.protocol import (
     Algorithm,
     FailureReward,
@@ -60,10 +60,11 @@ from lightspan.lightning.length_penalty import Overlong
 from lightspan.lightning.mixture import MIN_TASKS, Mixture, gradient_left
 from lightspan.lightning.returns import group_rewards
 from lightspan.lightning.rollout_checks import check_computed, check_scored
-from lightspan.lightning.rows import Row, keep_recorded
+from lightspan.lightning.rows import Row, keep_recorded, row_shares
 from lightspan.lightning.selection import Coverage, Frozen, Rejection, Selection, classify_calls
 from lightspan.lightning.states import qualified_name
 from lightspan.lightning.transitions import TransitionKey, reject_calls
+from lightspan.plugins import load_plugin
 from lightspan.progress import plural
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import (
@@ -296,7 +297,7 @@ class LightningRL(LightningSettings, Algorithm):
             (`lightspan.Replay`), with the log-probabilities of the weights that sampled them. None
             trains each group once.
         learning_rate: None chooses one from the model's size and LoRA
-            (`lightspan.algorithms.learning_rate`), and prints it.
+            (`lightspan_torch.learning_rate`), and prints it.
         temperature: sampling temperature of training; the app's own value is ignored.
         max_tokens: maximum tokens of an answer; a smaller value of the app's request counts. None
             for the app's value.
@@ -630,6 +631,8 @@ class LightningRL(LightningSettings, Algorithm):
         update, skipped = await self._update(trainer, batch, lam)
         if update:
             await trainer.publish()
+        shares = row_shares([t for member in builder.members for t in member.transitions])
+        extra |= {f"agent/{path}/one_row": fmean(own) for path, own in shares.items()}
         extra |= self._collect_metrics | self._resample_metrics(episodes)
         if (mixture := self._batch_config.mixture) is not None:
             extra |= mixture.metrics()
@@ -762,8 +765,9 @@ class LightningRL(LightningSettings, Algorithm):
 
     # --- set-up ---------------------------------------------------------------------------
     @cached_property
-    def _chosen_rate(self) -> Rate:
-        return choose_rate(self._specs)
+    def _chosen_rate(self) -> Any:
+        """The default `Rate` of the policies, from `lightspan_torch.learning_rate`."""
+        return load_plugin("api", "choose_rate")(self._specs)
 
     def _policy_specs(self, names: Sequence[str]) -> dict[str, PolicySpec]:
         """Return policy → its starting weights and LoRA settings.

@@ -16,7 +16,7 @@ No I/O, no clock, no torch. Each arrow is a function, linear in its input and fr
       ▼
     Rows
 
-`build_batch` (`batch`) does everything after `classify_calls`, for the episodes of one optimiser
+`prepare_batch` (`batch`) does everything after `classify_calls`, for the episodes of one optimiser
 step. Further modules: `returns` sums rewards for statistics, `gae` estimates advantages from a
 critic's values, `mixture` weighs them with a group's mean, `families` credits forks,
 `length_penalty` penalises answers that are too long, `states` describes the state of a call,
@@ -29,7 +29,7 @@ followed by a second call whose prompt repeats all of that, so both make one row
 has one call, and fails.
 
     >>> from lightspan.lightning import BatchConfig, Selection
-    >>> from lightspan.lightning import build_batch, build_episode, classify_calls
+    >>> from lightspan.lightning import build_episode, classify_calls, prepare_batch
     >>> from lightspan.schema.records import Attempt, AttemptStatus, Outcome, Rollout
     >>> from lightspan.schema.reward import Reward
     >>> from lightspan.schema.token_records import TokenRecord
@@ -55,7 +55,8 @@ has one call, and fails.
     >>> coverages = [classify_calls(rollout, routing) for rollout in (good, bad)]
     >>> coverages[0].counts()
     {'trained': 2}
-    >>> batch = build_batch([good, bad], coverages, BatchConfig(estimator="dr_grpo"))
+    >>> config = BatchConfig(estimator="dr_grpo")
+    >>> batch = prepare_batch([good, bad], coverages, config).finish()
     >>> for row in batch.rows:
     ...     print(row.ids, row.mask.count(True), row.call_ids)
     [1, 2, 3, 4, 5, 6] 3 (('c1', 0), ('c2', 0))
@@ -71,12 +72,12 @@ and each of the three trained tokens of the first rollout carries a third of tha
     1.0
 """
 
-from lightspan.lightning.batch import Batch, BatchConfig, build_batch
+from lightspan.lightning.batch import Batch, BatchConfig, prepare_batch
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.lightning.rows import build_rows
 from lightspan.lightning.selection import Coverage, Rejection, Selection, classify_calls
 from lightspan.lightning.transitions import Transition, trained_transitions
 
 __all__ = ["Batch", "BatchConfig", "Call", "Coverage", "Episode", "Rejection", "Selection"]
-__all__ += ["Transition", "build_batch", "build_episode", "build_rows", "classify_calls"]
+__all__ += ["Transition", "build_episode", "build_rows", "classify_calls", "prepare_batch"]
 __all__ += ["trained_transitions"]

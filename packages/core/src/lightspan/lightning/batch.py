@@ -193,31 +193,6 @@ class Batch:
         return len(self.rollouts)
 
 
-def build_batch(
-    episodes: Sequence[Episode],
-    coverages: Sequence[Coverage],
-    config: BatchConfig | None = None,
-    *,
-    versions: Mapping[str, int] | None = None,
-) -> Batch:
-    """Return the batch of `episodes` for one optimiser step.
-
-    Args:
-        episodes: one episode per rollout; all rollouts of a group must be included.
-        coverages: status of the calls of each episode, from `classify_calls`.
-        config: settings of the batch; None for the defaults.
-        versions: policy → current version of its weights; needed if `config.max_staleness` is set.
-
-    Raises:
-        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice; or, with the
-            credit rule `family`, a rollout forks a fork.
-        ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
-            made for another credit rule; `config` needs a critic (use `prepare_batch`, which
-            can take a critic's values); a signal's function or the function for state keys failed.
-    """
-    return prepare_batch(episodes, coverages, config, versions=versions).finish()
-
-
 def prepare_batch(
     episodes: Sequence[Episode],
     coverages: Sequence[Coverage],
@@ -234,7 +209,10 @@ def prepare_batch(
         versions: policy → current version of its weights; needed if `config.max_staleness` is set.
 
     Raises:
-        DataError, ConfigError: for the reasons listed in `build_batch`.
+        DataError: `episodes` and `coverages` do not match, or a rollout occurs twice; or, with the
+            credit rule `family`, a rollout forks a fork.
+        ConfigError: `max_staleness` is set and the version of a policy is missing; a coverage was
+            made for another credit rule; a signal's function or the function for state keys failed.
     """
     config = config or BatchConfig()
     _check(episodes, coverages, config)

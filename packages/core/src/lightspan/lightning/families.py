@@ -16,7 +16,7 @@ rule holds; a call that is chosen by a look at the finished rollout is not. Fork
 rollouts of the group are biased: the relative error is .42 to .46 on the random processes
 of `test_families.py`, and .19 to .28 if what they repeat is trained again.
 
-`build_batch` makes one rollout of each family with the credit rule `family`. Measured, families
+`prepare_batch` makes one rollout of each family with the credit rule `family`. Measured, families
 learn no better than `terminal` at equal generated tokens (`docs/reference/credit.md`).
 """
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -181,6 +181,25 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
         chains[place].append(transition)
         open_rows.add(record.prompt + record.response, place)
     return chains
+
+
+def row_shares(transitions: Sequence[Transition]) -> dict[str, list[float]]:
+    """Return how much of each agent's sessions is in one row.
+
+    A session is the calls of an agent in an attempt. Those of a single call are left out.
+
+    Returns:
+        Agent path → per session, the calls in its largest row divided by all of its calls.
+    """
+    sizes = Counter((t.agent_path, t.attempt_id) for t in transitions)
+    largest: Counter[tuple[str, str]] = Counter()
+    for chain in merge(transitions):
+        largest |= Counter((t.agent_path, t.attempt_id) for t in chain)  # the maximum of each
+    shares: dict[str, list[float]] = defaultdict(list)
+    for (path, attempt_id), size in sorted(sizes.items()):
+        if size > 1:
+            shares[path].append(largest[path, attempt_id] / size)
+    return dict(shares)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -11,24 +11,12 @@ from typing import Any, Final
 
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import dump_json
-from lightspan.schema.media import is_media
 
 Message = dict[str, Any]
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 ENDS: Final = ("response.completed", "response.incomplete", "response.failed")
 """Types of the last event of a stream. The last event has the whole response."""
-
-
-class ItemError(ValueError):
-    """An item of a request cannot be converted, because chat has no equivalent."""
-
-    def __init__(self, message: str, where: str, *, is_media: bool) -> None:
-        super().__init__(message)
-        self.where = where
-        """Path of the item in the request."""
-        self.is_media = is_media
-        """Whether the item is an image, a sound, a video or a file."""
 
 
 Other = Callable[[Any, str], Message]
@@ -168,21 +156,6 @@ def as_it_is(item: Any, where: str) -> Message:
     """
     role = item.get("role") if isinstance(item, Mapping) else None
     return {"role": role or "unknown", "content": [item]}
-
-
-def refused(item: Any, where: str) -> Message:
-    """Raise `ItemError` for `item`.
-
-    Pass this function as `other` to the functions that convert items, if an item for which chat has
-    no equivalent is an error.
-    """
-    kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
-    raise ItemError(
-        f"{where} is of type {kind!r}: only messages with text, calls of tools and their outputs "
-        "are understood",
-        where,
-        is_media=is_media(item),
-    )
 
 
 def tools_to_chat(tools: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ A pattern without `/` is compared with the innermost name, a pattern with `/` wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -162,21 +162,6 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, tag="routing"):
             if rule.matches(path):
                 return rule.target
         return self.default
-
-    def choose_name(self, names: Sequence[str]) -> str:
-        """Return that one of `names` which the patterns of the rules use.
-
-        All of `names` are names of one agent. They are compared with each level of each rule's
-        pattern (the text between two `/`), in order. The first level that matches some of the names
-        but not all decides: the result is the first name that it matches. If no level does, the
-        result is the first name.
-        """
-        for rule in self.rules:
-            for segment in rule.pattern.split("/"):
-                matching = [name for name in names if matches(segment, join_path([name]))]
-                if matching and len(matching) < len(names):
-                    return matching[0]
-        return names[0]
 
     def naming(self, paths: Iterable[str]) -> Routing:
         """Return a copy with one more rule for each of `paths`; no destination changes.

@@ -1,10 +1,8 @@
-"""Load tasks from JSON values, a JSONL file, or attempts recorded in production."""
+"""Load tasks from JSON values or a JSONL file."""
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.algorithms.jsonl import read_jsonl
-from lightspan.algorithms.recorded_attempts import Query, Time, read_attempts, reward_bound
 from lightspan.errors import DataError
 from lightspan.schema.records import BINARY, Json, check_keys, fingerprint, task_id, task_json
-from lightspan.stores import open_existing, public_url
-from lightspan.stores.aio import run_sync
-
-log = logging.getLogger(__name__)
 
 
 def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[Json]:
@@ -126,64 +119,3 @@ def json_task(task: Any, where: str) -> Json:
             f"{where} is not JSON: {error}. A task is made of dicts, lists, text, finite numbers, "
             f"booleans and None: {task!r:.200}"
         ) from error
-
-
-def tasks_from_store(
-    store: str | os.PathLike[str],
-    *,
-    service: str | None = None,
-    min_reward: float | None = None,
-    max_reward: float | None = None,
-    since: Time | None = None,
-    until: Time | None = None,
-    distinct: bool = True,
-) -> list[Json]:
-    """Return the inputs of attempts recorded in production, as tasks, oldest first.
-
-    A task is the input of the attempt's root span. If the app gave none, the task is the messages
-    of the attempt's first call (`{"messages": […]}`). Attempts without a task are left out, and a
-    warning counts them: their input was not JSON or too long, or their content is not recorded.
-
-    Args:
-        store: URL of the store.
-        service: only attempts of this service; None for all services.
-        min_reward: only attempts with at least this reward; None for no bound.
-        max_reward: only attempts with at most this reward, such as failures; None for no bound.
-        since: only attempts that began at this time or later; None for no bound.
-        until: only attempts that began before this time; None for no bound.
-        distinct: whether to return equal tasks only once.
-
-    Raises:
-        ConfigError: an argument has an invalid value.
-        DataError: no attempt with a known input matches.
-    """
-    query = Query.of(service, since, until)
-    low = reward_bound("min_reward", min_reward)
-    high = reward_bound("max_reward", max_reward)
-
-    async def read() -> list[Json]:
-        async with open_existing(store) as opened:
-            return [
-                recorded.state.rollout.task
-                async for recorded in read_attempts(opened, query)
-                if _is_within(recorded.score, low, high)
-            ]
-
-    inputs = run_sync(read())
-    tasks = [task for task in inputs if task is not None]
-    if not tasks:
-        raise DataError(f"{public_url(store)}: none of {len(inputs)} attempts has a known input")
-    if left_out := len(inputs) - len(tasks):
-        text = "lightspan: %d of %d attempts are no tasks: `lightspan inspect %s ID` shows why"
-        log.warning(text, left_out, len(inputs), public_url(store))
-    return list({fingerprint(task): task for task in tasks}.values()) if distinct else tasks
-
-
-def _is_within(score: float | None, low: float | None, high: float | None) -> bool:
-    """Return whether a score is from `low` to `high`; None for `low` or `high` means no bound.
-
-    If the score is None, the attempt is unscored. It passes only if there is no bound.
-    """
-    if score is None:
-        return low is None and high is None
-    return (low is None or score >= low) and (high is None or score <= high)

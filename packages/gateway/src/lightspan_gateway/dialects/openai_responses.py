@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from lightspan.schema import genai_messages as genai, openai_responses as responses, semconv as c
+from lightspan.schema.media import is_media
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, Sampling
@@ -302,19 +303,21 @@ def _messages(body: Mapping[str, Any], omitted: list[Any]) -> list[Message]:
     """
 
     def other(item: Any, where: str) -> Message:
-        if not (isinstance(item, Mapping) and item.get("type") == "reasoning"):
-            return responses.refused(item, where)
-        omitted.append(item)
-        return {}
+        kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
+        if kind == "reasoning":
+            omitted.append(item)
+            return {}
+        raise bad_request(
+            f"{where} is of type {kind!r}: only messages with text, calls of tools and their "
+            "outputs are understood",
+            where,
+            c.UNSUPPORTED_CONTENT if is_media(item) else None,
+        )
 
     items = body.get("input")
     if not isinstance(items, str | list) or not items:
         raise bad_request("'input' must be a non-empty text or array of items", "input")
-    try:
-        return responses.items_to_messages(items, other)
-    except responses.ItemError as error:
-        code = c.UNSUPPORTED_CONTENT if error.is_media else None
-        raise bad_request(str(error), error.where, code) from error
+    return responses.items_to_messages(items, other)
 
 
 def recorded_conversation(span: Span) -> Conversation:

@@ -41,10 +41,19 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "app", metavar="MODULE:APP", help="such as my_app:answer, or a command line with --command"
+        "app",
+        metavar="MODULE:APP",
+        help="such as my_app:answer, a command line with --command, or codex with --verify",
     )
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--command", action="store_true", help='the app is a program, such as "node app.js"'
+    )
+    kind.add_argument(
+        "--verify",
+        metavar="COMMAND",
+        help="the app is a coding agent that CodingAgent knows, such as codex; COMMAND verifies "
+        'its work, such as "python -m pytest -q"',
     )
     parser.add_argument(
         "tasks", type=Path, metavar="TASKS.jsonl", help="file with one JSON value per line"
@@ -164,13 +173,20 @@ def _report(options: argparse.Namespace) -> DevReport:
 def _app(options: argparse.Namespace) -> str:
     """Return the name by which runners import the app.
 
-    With `--command`, the user gives a command line instead of a name. It is then wrapped in a
-    `Command`, which has such a name.
+    With `--command`, the user gives a command line instead of a name, and with `--verify` the name
+    of a coding agent. They are wrapped in a `Command` and a `CodingAgent`, which have such names.
     """
+    if options.verify is not None:
+        coding_agent = load_plugin("api", "CodingAgent")
+        return str(coding_agent(options.app, verify=_words(options.verify)).reference)
     if not options.command:
         return str(options.app)
-    command = load_plugin("api", "Command")
+    return str(load_plugin("api", "Command")(_words(options.app)).reference)
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a command line."""
     try:
-        return str(command(shlex.split(options.app)).reference)
+        return shlex.split(line)
     except ValueError as error:
-        raise ConfigError(f"the command line {options.app!r} cannot be read: {error}") from error
+        raise ConfigError(f"the command line {line!r} cannot be read: {error}") from error

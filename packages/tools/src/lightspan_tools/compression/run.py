@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from lightspan.algorithms.learning_rate import choose_rate, format_rate
 from lightspan.algorithms.lightning_rl import LightningRL
 from lightspan.algorithms.protocol import (
     Algorithm,
@@ -142,12 +141,12 @@ def _fine_tune(settings: Compression, reporter: Reporter, *, resume: bool) -> Fi
     lora = None if settings.lora is None else LoRA(rank=settings.lora)
     rate = settings.learning_rate
     if rate is None:
-        chosen = choose_rate({"policy": PolicySpec(model=local_model(settings.model), lora=lora)})
+        policy = PolicySpec(model=local_model(settings.model), lora=lora)
+        chosen = load_plugin("api", "choose_rate")({"policy": policy})
         rate = RATE_FACTOR * chosen.value
-        reporter.line(
-            f"learning rate {format_rate(rate)}: {RATE_FACTOR} times that of reinforcement "
-            f"learning for {chosen.why} (--learning-rate sets another)"
-        )
+        why = f"{RATE_FACTOR} times that of reinforcement learning for {chosen.why}"
+        line = str(chosen._replace(value=rate, why=why))
+        reporter.line(line.replace("learning_rate=", "--learning-rate"))
     result = load_plugin("api", "SFT")(
         settings.model,
         from_store=settings.store,

@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, TypeVar
 
 from lightspan.lightning.advantages import groups_without_variance
@@ -26,7 +27,7 @@ from lightspan.lightning.rollout_checks import (
     is_uncaptured,
     refusal_of,
 )
-from lightspan.lightning.rows import merge
+from lightspan.lightning.rows import merge, row_shares
 from lightspan.lightning.selection import CallCoverage, CallStatus, Coverage, Rejection
 from lightspan.lightning.transitions import Transition, trained_transitions
 from lightspan.progress import plural
@@ -39,13 +40,7 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
-from lightspan_tools.dry_run.merge_diagnostics import (
-    Break,
-    CallMessages,
-    Decode,
-    Merging,
-    read_merging,
-)
+from lightspan_tools.merge_diagnostics import Break, Decode, Merging, exchanges_of, read_merging
 from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_tools.uncaptured_requests import describe_request, fix_of, host_of, requests_of
 
@@ -464,38 +459,32 @@ def read_rows(
         transitions: the calls that would be trained.
         decode: function that decodes tokens.
     """
-    exchanges = {
-        (coverage.attempt_id, *entry.call.key): CallMessages.of(entry.call)
-        for coverage in findings.coverages
-        for entry in coverage.entries
-        if entry.status is CallStatus.TRAINED
-    }
-    merging = read_merging(transitions, exchanges, decode)
+    merging = read_merging(transitions, exchanges_of(findings.coverages), decode)
     return model.RowReport(
         calls=len(transitions),
         rows=merging.rows,
         **merging.counts(),
         causes=merging.causes(),
+        one_row={path: fmean(own) for path, own in row_shares(transitions).items()},
         row_tokens=merging.row_tokens,
         call_tokens=merging.call_tokens,
         longest_row=max((chain[-1].length for chain in merge(transitions)), default=0),
-        breaks=list(_breaks(merging, transitions)),
+        breaks=list(_breaks(merging)),
         repeated_tokens=sum(each.repeated for each in merging.breaks),
     )
 
 
-def _breaks(merging: Merging, transitions: Sequence[Transition]) -> Iterator[str]:
-    rollouts = {transition.attempt_id: transition.rollout_id for transition in transitions}
+def _breaks(merging: Merging) -> Iterator[str]:
     by_cause: dict[str, list[Break]] = defaultdict(list)
     for each in merging.breaks:
         by_cause[each.cause].append(each)
     for each in (each for breaks in by_cause.values() for each in breaks[:MAX_EXAMPLES]):
-        attempt_id, call_id, _ = each.following
+        _, call_id, _ = each.following
         got = "the end" if each.got is None else f"{each.got_text!r} ({each.got})"
         yield (
             f"{each.agent_path}, token {each.place} ({each.where}), after {each.before!r}: "
             f"{each.expected_text!r} ({each.expected}) became {got}: {each.detail} "
-            f"(rollout {rollouts[attempt_id]}, call {call_id})"
+            f"(rollout {each.rollout_id}, call {call_id})"
         )
 
 
@@ -679,7 +668,7 @@ def other_warnings(
             " around the call, or as your framework's page in docs/guides says"
         )
     if rows is not None and rows.broken:
-        causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items() if count)
+        causes = ", ".join(f"{count} {cause}" for cause, count in rows.causes.items())
         yield (
             f"{rows.broken} of {rows.broken + rows.merged} calls that go on with a conversation "
             f"begin a new row ({causes}): the learner computes their history again, "

@@ -217,7 +217,12 @@ def _rows(report: model.RowReport | None) -> Iterator[str]:
     if report.broken:
         share = report.repeated_tokens / report.row_tokens
         yield f"  breaks repeat {report.repeated_tokens:,} of these tokens ({share:.0%})"
-    yield from (f"  {plural(n, 'break')} by {cause}" for cause, n in report.causes.items() if n)
+    yield from (
+        f"  {path}: {share:.0%} of a rollout's calls are in one row"
+        for path, share in report.one_row.items()
+    )
+    for cause, count in report.causes.items():
+        yield f"  {plural(count, 'break')} by {cause}"
     yield from (f"    {example}" for example in report.breaks)
 
 

@@ -164,6 +164,9 @@ class RowReport(msgspec.Struct, frozen=True, kw_only=True):
     broken: int
     causes: dict[str, int]
     """Cause → number of broken calls."""
+    one_row: dict[str, float]
+    """Agent path → share of its calls in a rollout that are in one row, as the mean over the
+    rollouts with several of its calls."""
     row_tokens: int
     """Number of tokens that the learner computes."""
     call_tokens: int

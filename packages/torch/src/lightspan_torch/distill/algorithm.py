@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -82,8 +83,9 @@ class Distill(DistillSettings):
 
     The student (`model`) acts in the app as with `LightningRL`, and the teacher scores the tokens
     that the student sampled for the chosen agents. Minimised is the reverse KL divergence per
-    token, KL(student ‖ teacher), at the prefixes that the student visits (GKD, arXiv 2306.13649;
-    the formula is in `lightspan_torch.distill.reverse_kl`). Both distributions are those at
+    token, KL(student ‖ teacher), at the prefixes that the student visits (GKD, arXiv 2306.13649).
+    With a teacher in this process it is computed over the whole vocabulary, with a server estimated
+    from the sampled tokens (`lightspan_torch.distill.reverse_kl`). Both distributions are those at
     `temperature`, under the same grammar, so the best student has the teacher's logits and imitates
     it at every temperature. With `reward_weight`, the advantage of the reward is added.
 
@@ -182,15 +184,21 @@ class Distill(DistillSettings):
     ) -> tuple[Metrics, Collection[TransitionKey]]:
         if not batch.rows:
             return await super()._update(trainer, batch, lam)
-        teacher = await self._scorer.score(trainer, batch.rows)
+        teacher, states = await self._scorer.score(trainer, batch.rows)
+        taught = getattr(trainer.learner, "taught", None) if states is not None else None
         student = [row.logprobs for row in batch.rows]
         if self.overlap:  # older weights sampled some of them
             student = await trainer.learn(partial(trainer.learner.score, batch.rows))
-        distilled = distil(batch.rows, teacher, student, batch.explanations)
+        distilled = distil(
+            batch.rows, teacher, student, batch.explanations, is_sampled=taught is None
+        )
         batch = replace(batch, rows=distilled.rows, explanations=distilled.explanations)
         self.last_batch = batch
-        update, skipped = await super()._update(trainer, batch, lam)
+        with nullcontext() if taught is None else taught(states):
+            update, skipped = await super()._update(trainer, batch, lam)
         metrics = {f"distill/{name}": value for name, value in distilled.metrics.items()}
+        if "learner/reverse_kl" in update:
+            metrics["distill/reverse_kl"] = update.pop("learner/reverse_kl")
         return update | metrics, skipped
 
     @cached_property

@@ -20,12 +20,13 @@ from lightspan.errors import ModelError
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import LoRA
 from lightspan_torch.distill.same_tokens import check_vocabularies
-from lightspan_torch.distill.scorer import Scorer
+from lightspan_torch.distill.scorer import Scorer, TeacherScores
 from lightspan_torch.distill.teachers import TeacherModel
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.engine.weights import load_model, without_bars
 from lightspan_torch.learner.policy_model import ADAPTER_CONFIG, default_dtype, quiet_peft
+from lightspan_torch.learner.token_losses import FrozenStates
 from lightspan_torch.learner.torch import TorchLearner
 
 NAME: Final = "teacher"
@@ -68,8 +69,8 @@ class LocalTeacher(Scorer[TeacherModel]):
             check_vocabularies(student.tokenizer, teacher.tokenizer, names)
             self._check_context(student, teacher.context_length)
 
-    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> list[list[float]]:
-        """Return for each row log q of its trained tokens, and 0 for other tokens.
+    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> TeacherScores:
+        """Compute log q of the rows' trained tokens, and the states from which q is computed.
 
         The teacher's distribution has the temperature and the grammar of each token.
 
@@ -82,15 +83,17 @@ class LocalTeacher(Scorer[TeacherModel]):
             self.check()
             self._learner = await trainer.learn(partial(self._load, trainer.learner.state()))
         own = [replace(row, policy=NAME, value_targets=()) for row in rows]
-        score = partial(self._learner.score_trained, own)
-        scores: list[list[float]] = await trainer.learn(score)
-        if any(map(math.isnan, chain.from_iterable(scores))):
+        scores = await trainer.learn(partial(self._learner.score_trained, own))
+        if any(map(math.isnan, chain.from_iterable(scores.logprobs))):
             raise ModelError(
                 f"the teacher {self._settings} gives NaN as the log-probability of a token, so "
                 "nothing was trained in this step: its weights are damaged, or too large for their "
                 'data type; give TeacherModel(dtype="float32")'
             )
-        return scores
+        if not scores.states:
+            return TeacherScores(scores.logprobs)
+        states = FrozenStates(scores.states, self._learner.logits_of(NAME))
+        return TeacherScores(scores.logprobs, states)
 
     def _load(self, learner: dict[str, Any]) -> TorchLearner:
         device = self._settings.device or str(learner.get("device", "cpu"))

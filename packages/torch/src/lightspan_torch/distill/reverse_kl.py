@@ -1,7 +1,9 @@
 """The reverse KL divergence per token, as advantages of sampled tokens.
 
-With p the student and q the teacher, both at the sampling temperature, and y_t the token that the
-student sampled after the prefix s_t:
+A teacher in this process and a learner with the method `taught` need no estimate: the divergence
+over the whole vocabulary is added to the loss (`lightspan_torch.learner.losses.reverse_kl`), and
+the sampled tokens only explain it. Otherwise, with p the student and q the teacher, both at the
+sampling temperature, and y_t the token that the student sampled after the prefix s_t:
 
     advantage_t = log q(y_t | s_t) - log p(y_t | s_t) - b  +  reward weight · advantage of the call
 
@@ -84,6 +86,8 @@ def distil(
     teacher: Sequence[Sequence[float]],
     student: Sequence[Sequence[float]],
     explanations: Mapping[TransitionKey, Explanation],
+    *,
+    is_sampled: bool = True,
 ) -> DistilledRows:
     """Add log q - log p - b to the advantage of every trained token.
 
@@ -92,24 +96,27 @@ def distil(
         teacher: per row, log q of each token; entries of tokens that are not trained are unused.
         student: per row, log p of each token, likewise.
         explanations: (attempt id, call id, choice) → explanation of the reward's part.
+        is_sampled: whether the advantages change; False if the loss has the divergence over the
+            whole vocabulary, so that the sampled tokens' parts only explain it.
     """
     attempts = _attempts(explanations)
     ratios = [
         [log_ratio(q, p) for q, p in compress(zip(scores, own, strict=True), row.mask)]
         for row, scores, own in zip(rows, teacher, student, strict=True)
     ]
-    means = baselines(rows, ratios)
+    means = baselines(rows, ratios) if is_sampled else [0.0] * len(rows)
     results, terms = [], dict[TransitionKey, Explanation]()
     for place, row in enumerate(rows):
         values = list(row.advantages)
         trained = compress(range(len(values)), row.mask)
         for token, ratio in zip(trained, ratios[place], strict=True):
-            values[token] += ratio - means[place]
+            values[token] += ratio - means[place] if is_sampled else 0.0
         results.append(replace(row, advantages=values))
         for (call_id, choice), (start, length) in zip(row.call_ids, row.responses, strict=True):
             key, call = (attempts[row.rollout_id], call_id, choice), slice(start, start + length)
             why, scores, own = explanations[key], teacher[place][call], student[place][call]
-            terms[key] = _explained(why, scores, own, means[place])
+            name = "teacher" if is_sampled else "teacher, of the sampled tokens"
+            terms[key] = _explained(why, name, scores, own, means[place])
     flat = [*chain.from_iterable(ratios)]
     scores = [
         score
@@ -126,19 +133,20 @@ def distil(
 
 
 def _explained(
-    why: Explanation, teacher: Sequence[float], student: Sequence[float], mean: float
+    why: Explanation, name: str, teacher: Sequence[float], student: Sequence[float], mean: float
 ) -> Explanation:
     """Return the explanation with the mean advantage that the teacher gave to the call's tokens.
 
     Args:
         why: explanation of the reward's part.
+        name: name of the term.
         teacher: log q of each token of the call.
         student: log p of each token of the call.
         mean: the baseline b.
     """
     limited = [p + log_ratio(q, p) for q, p in zip(teacher, student, strict=True)]
     credit, baseline = (math.fsum(each) / max(1, len(each)) for each in (limited, student))
-    terms = [CreditTerm("teacher", credit, baseline, 1.0)]
+    terms = [CreditTerm(name, credit, baseline, 1.0)]
     if mean:
         terms.append(CreditTerm("teacher, other rollouts", 0.0, mean, 1.0))
     return msgspec.structs.replace(why, terms=(*why.terms, *terms))

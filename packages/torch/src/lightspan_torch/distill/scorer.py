@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from lightspan.algorithms.protocol import TrainerContext
 from lightspan.errors import ConfigError
 from lightspan.lightning.rows import Row
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
+if TYPE_CHECKING:
+    from lightspan_torch.learner.token_losses import FrozenStates
+
 _S = TypeVar("_S")
+
+
+class TeacherScores(NamedTuple):
+    """What a teacher says about the trained tokens of rows."""
+
+    logprobs: list[list[float]]
+    """For each row, log q of its trained tokens, and 0 for other tokens."""
+    states: FrozenStates | None = None
+    """From which q of all tokens is computed; None if only that of the rows' tokens is known."""
 
 
 class Scorer(ABC, Generic[_S]):
@@ -43,8 +55,8 @@ class Scorer(ABC, Generic[_S]):
         """
 
     @abstractmethod
-    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> list[list[float]]:
-        """Return for each row log q of its trained tokens, and 0 for other tokens."""
+    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> TeacherScores:
+        """Compute log q of the rows' trained tokens."""
 
     def _check_context(self, student: TransformersTokenizer, context: int) -> None:
         """Raise `ConfigError` if a call of the student may be longer than the teacher's context.

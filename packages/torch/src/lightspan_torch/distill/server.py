@@ -23,7 +23,7 @@ from lightspan_torch.distill.same_tokens import (
     check_vocabularies,
     probe_texts,
 )
-from lightspan_torch.distill.scorer import Scorer
+from lightspan_torch.distill.scorer import Scorer, TeacherScores
 from lightspan_torch.distill.teachers import TeacherServer
 from lightspan_torch.engine.tokenizer import load_tokenizer
 
@@ -105,8 +105,8 @@ class ServerTeacher(Scorer[TeacherServer]):
                 ) from error
             check_ids(tokenizer, text, ids, str(self._settings))
 
-    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> list[list[float]]:
-        """Return for each row log q of its trained tokens, and 0 for other tokens.
+    async def score(self, trainer: TrainerContext, rows: Sequence[Row]) -> TeacherScores:
+        """Compute log q of the rows' trained tokens.
 
         Raises:
             ConfigError: as `check`, at the first call, or the server gives no log-probabilities of
@@ -123,7 +123,7 @@ class ServerTeacher(Scorer[TeacherServer]):
             finally:  # the others would go on asking a server that is away
                 for task in tasks:
                     task.cancel()
-        return scores
+        return TeacherScores(scores)
 
     async def _score(
         self, row: Row, pool: ThreadPoolExecutor, trainer: TrainerContext

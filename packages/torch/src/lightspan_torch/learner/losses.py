@@ -284,6 +284,24 @@ def kl_divergence(logprobs: Tensor, base_logprobs: Tensor, estimator: KLEstimato
             return torch.expm1(-x) + x
 
 
+def reverse_kl(log_student: Tensor, log_teacher: Tensor) -> Tensor:
+    """Return KL(p‖q) of each pair of distributions of the next token, [distributions].
+
+    The gradient is Σ_y ∇p(y) · (log p(y) - log q(y)), which is that of the divergence, because the
+    further term Σ_y p(y) · ∇log p(y) is 0. It is the expectation over y ~ p of the gradient of the
+    policy loss with the advantage log q(y) - log p(y).
+
+    Args:
+        log_student: [distributions, vocabulary] log p; -inf for tokens that a grammar forbids.
+        log_teacher: [distributions, vocabulary] log q, likewise.
+    """
+    with torch.no_grad():
+        difference = log_ratio(log_student, log_teacher)
+        # -inf minus -inf is NaN, and the token has no part in the sum
+        difference.masked_fill_(log_student == -math.inf, 0.0)
+    return (log_student.exp() * difference).sum(-1)
+
+
 def entropy(log_distribution: Tensor) -> Tensor:
     """Return the entropy of each distribution, [tokens].
 

@@ -82,6 +82,8 @@ class MetricAccumulator:
         metrics = {"loss": sums["loss"], "tokens": sums["tokens"]}
         metrics["entropy"] = sums["entropy"] / count
         metrics["rows"] = sums["rows"]
+        if "reverse_kl" in sums:
+            metrics["reverse_kl"] = sums["reverse_kl"] / count
         if self._policy_gradient:
             for name in ("kl", "clip_fraction", "ratio_mean"):
                 metrics[name] = sums[name] / count

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Loss, PolicyLoss
@@ -211,8 +213,70 @@ class _LogitChunk(NamedTuple):
         return distributions[self.which, tokens.targets[self.entries]]
 
 
+RowKey: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
+
+
+def row_key(row: Row) -> RowKey:
+    """Return the rollout and the calls of a row, which no other row of a batch has."""
+    return row.rollout_id, row.call_ids
+
+
+class TrainedScores(NamedTuple):
+    """What a model says about the trained tokens of rows."""
+
+    logprobs: list[list[float]]
+    """For each row, the log-probabilities of its trained tokens, 0 for others."""
+    states: dict[RowKey, Tensor]
+    """Key of a row → [its trained tokens, hidden] states before these tokens, in main memory. Empty
+    if the model's logits are not the output of its last layer alone."""
+
+
+@dataclass(frozen=True)
+class FrozenStates:
+    """What a frozen model's next-token distributions at trained tokens are computed from.
+
+    A hidden state takes much less memory than logits.
+    """
+
+    states: Mapping[RowKey, Tensor]
+    """Key of a row (`row_key`) → [its trained tokens, hidden] states before these tokens."""
+    output: Callable[[Tensor], Tensor]
+    """Returns the [D, vocabulary] logits of [D, hidden] states."""
+
+    def log_distributions(
+        self, tokens: SelectedTokens, device: torch.device, vocabulary: int
+    ) -> Callable[[_LogitChunk], Tensor]:
+        """Return a function from a chunk to its [D, vocabulary] log-probabilities.
+
+        Args:
+            tokens: the tokens of the chunks, which are the trained ones of rows with states.
+            device: device of the result.
+            vocabulary: number of tokens in the result. Models of one tokenizer may have unused
+                tokens at the end, of different numbers. The frozen model's further ones are left
+                out, and those that it lacks get -inf.
+        """
+        states = torch.cat([self.states[row_key(row)] for row in tokens.rows])
+
+        def output(hidden: Tensor) -> Tensor:
+            logits = self.output(hidden)[:, :vocabulary].to(device)
+            return pad(logits, (0, vocabulary - logits.shape[1]), value=-math.inf)
+
+        @torch.no_grad()
+        def distributions(chunk: _LogitChunk) -> Tensor:
+            numbers = torch.arange(len(chunk.places), device=chunk.which.device)
+            firsts = chunk.entries[torch.searchsorted(chunk.which, numbers)]
+            return chunk.distributions(states[firsts.to(states.device)], output)
+
+        return distributions
+
+
 def training_head(
-    model: TrainedModel, plain: Any, tokens: SelectedTokens, loss: Loss, metrics: MetricAccumulator
+    model: TrainedModel,
+    plain: Any,
+    tokens: SelectedTokens,
+    loss: Loss,
+    metrics: MetricAccumulator,
+    teacher: FrozenStates | None = None,
 ) -> Head:
     """Return a head that computes the gradient of Σ weight · loss over a pass's tokens.
 
@@ -225,8 +289,14 @@ def training_head(
         tokens: the selected tokens.
         loss: the loss's settings.
         metrics: the accumulator to which the tokens' metrics are added.
+        teacher: a model whose reverse KL divergence is added to each token's loss; None for none.
     """
     output, size = _output(model, plain)
+    vocabulary = plain.config.get_text_config().vocab_size
+    device = tokens.targets.device
+    of_teacher = None
+    if teacher is not None:
+        of_teacher = teacher.log_distributions(tokens, device, vocabulary)
 
     def head(hidden: Tensor, current_pass: Pass) -> list[tuple[Tensor, Tensor]]:
         gradients = []
@@ -234,7 +304,9 @@ def training_head(
             states = hidden[chunk.places]
             # a leaf ends the graph, so that each chunk's backward pass frees its logits
             leaf = states.detach().requires_grad_(states.requires_grad)
-            _backward(tokens, chunk, chunk.distributions(leaf, output), loss, metrics)
+            distributions = chunk.distributions(leaf, output)
+            goal = None if of_teacher is None else of_teacher(chunk)
+            _backward(tokens, chunk, distributions, loss, metrics, goal)
             if leaf.grad is not None:
                 gradients.append((states, leaf.grad))
         return gradients
@@ -275,8 +347,18 @@ def _backward(
     distributions: Tensor,
     loss: Loss,
     metrics: MetricAccumulator,
+    goal: Tensor | None,
 ) -> None:
-    """Compute the gradient of Σ weight · loss over the tokens of a chunk, and add their metrics."""
+    """Compute the gradient of Σ weight · loss over the tokens of a chunk, and add their metrics.
+
+    Args:
+        tokens: the selected tokens.
+        chunk: the chunk.
+        distributions: [D, vocabulary] the chunk's log-probabilities.
+        loss: the loss's settings.
+        metrics: the accumulator.
+        goal: the teacher's log-probabilities, as `distributions`; None without a teacher.
+    """
     logprobs = chunk.logprobs(distributions, tokens)
     metrics.count(logprobs.numel())
     # entropy is always reported, but a graph as large as the logits is needed only for a bonus
@@ -290,6 +372,10 @@ def _backward(
     else:
         per_token = -logprobs
         metrics.add("entropy", entropies)
+    if goal is not None:
+        divergences = losses.reverse_kl(distributions, goal)[chunk.which]
+        per_token = per_token + divergences
+        metrics.add("reverse_kl", divergences)
     total = (tokens.weights[chunk.entries] * per_token).sum()
     metrics.add("loss", total)
     total.backward()  # type: ignore[no-untyped-call]

@@ -85,7 +85,15 @@ from lightspan_torch.learner.policy_model import (
     random_state,
 )
 from lightspan_torch.learner.prefix_tree import Tree, plain as each_by_itself, share
-from lightspan_torch.learner.token_losses import SelectedTokens, scoring_head, training_head
+from lightspan_torch.learner.token_losses import (
+    FrozenStates,
+    RowKey,
+    SelectedTokens,
+    TrainedScores,
+    row_key,
+    scoring_head,
+    training_head,
+)
 from lightspan_torch.learner.tree_forward import (
     Pass,
     Selected,
@@ -204,6 +212,7 @@ class TorchLearner(Learner):
         self._served = dict.fromkeys(models, (0, 0))
         """Policy → (last published version, number of optimiser steps at that time)."""
         self._numerics = numerics(models_of)
+        self._teacher: FrozenStates | None = None
         self._counters = {"cpu_s": 0.0, "tokens": 0.0, "updates": 0.0}
 
     @property
@@ -247,8 +256,8 @@ class TorchLearner(Learner):
         self._check_scored(rows)
         return self._scores_and_states(rows, which, states=False)[0]
 
-    def score_trained(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Return the log-probabilities of the rows' trained tokens, 0 for others.
+    def score_trained(self, rows: Sequence[Row]) -> TrainedScores:
+        """Compute what the current weights say about the rows' trained tokens.
 
         It computes no logits of other tokens, so it takes less time than `score`.
 
@@ -257,18 +266,54 @@ class TorchLearner(Learner):
         """
         self._check_scored(rows)
         scores = [[0.0] * len(row.ids) for row in rows]
+        states: dict[RowKey, Tensor] = {}
         with self._metered(), self._explain_memory("scoring", rows):
             for policy, indices in self._by_policy(rows).items():
                 order = ordered(rows, indices)
                 own = [rows[index] for index in order]
                 masks = [[False, *row.mask[1:]] for row in own]
                 tokens = SelectedTokens(own, masks, self._device, self._replays[policy])
-                logprobs = self._logprobs(policy, "policy", self._plan(policy, tokens), tokens)
+                count, size = len(tokens.targets), self._models[policy].hidden_size
+                before = None
+                if self._models[policy].hidden_to_logits:
+                    before = CallStates(range(count), count, size, self._device)
+                passes = self._plan(policy, tokens)
+                logprobs = self._logprobs(policy, "policy", passes, tokens, before)
                 parts = zip(order, tokens.selected, tokens.by_row(logprobs), strict=True)
                 for index, places, values in parts:
                     for place, value in zip(places, values, strict=True):
                         scores[index][place] = value
-        return scores
+                if before is not None:
+                    counts = [len(places) for places in tokens.selected]
+                    split = before.states.cpu().split(counts)  # type: ignore[no-untyped-call]
+                    states |= dict(zip(map(row_key, own), split, strict=True))
+        return TrainedScores(scores, states)
+
+    def logits_of(self, policy: str) -> Callable[[Tensor], Tensor]:
+        """Return a function from hidden states of `score_trained` to logits.
+
+        Raises:
+            NotFoundError: the policy is unknown.
+        """
+        plain = self._model(policy).plain
+        layer = plain.get_output_embeddings()
+        return lambda states: layer(states.to(self._device, plain.dtype))
+
+    @contextmanager
+    def taught(self, teacher: FrozenStates | None) -> Iterator[None]:
+        """Add KL(policy‖teacher) of each trained token to the loss of updates in the `with` block.
+
+        The divergence is that of the next token, over the whole vocabulary, at the token's
+        temperature and under its grammar.
+
+        Args:
+            teacher: states of the teacher for all rows of the updates; None to add nothing.
+        """
+        self._teacher = teacher
+        try:
+            yield
+        finally:
+            self._teacher = None
 
     def values(self, rows: Sequence[Row]) -> list[list[float]]:
         self._check_values(rows)
@@ -541,7 +586,7 @@ class TorchLearner(Learner):
         ):
             if isinstance(loss, PolicyLoss) and call_setting(loss):
                 tokens.add_call_values(loss, partial(self._old, policy, plain, passes, tokens))
-            head = training_head(model, plain, tokens, loss, metrics)
+            head = training_head(model, plain, tokens, loss, metrics, self._teacher)
             head = head if call_states is None else call_states.before(head)
             sweep(passes, self._decoder(policy, plain), head)
         return metrics, call_states

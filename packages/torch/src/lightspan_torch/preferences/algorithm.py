@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from lightspan.algorithms.learning_rate import default_rate
 from lightspan.algorithms.protocol import local_model
 from lightspan.algorithms.recorded_attempts import Query, Time
 from lightspan.errors import ConfigError, DataError
@@ -22,11 +21,18 @@ from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.parameter_count import count_parameters
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
-from lightspan_torch.preferences.check import LossName, PreferenceCheck, check_examples
+from lightspan_torch.learning_rate import default_rate
+from lightspan_torch.preferences.check import (
+    THRESHOLD,
+    LossName,
+    PreferenceCheck,
+    check_examples,
+)
 from lightspan_torch.preferences.examples import (
     Pair,
     Rated,
     Verdict,
+    highest_score,
     mismatched,
     pairs_of,
     split,
@@ -90,6 +96,10 @@ class _Data:
     check: PreferenceCheck
     verdicts: list[Verdict]
     pairs: list[Pair]
+    sides: tuple[list[int], list[int]]
+    """Indices of the examples to train on, and of those that are held out."""
+    highest: float
+    """The highest score; -inf if there are only labels and pairs."""
     example: str
     """Why one of those that the model cannot read was left out; empty if there is none."""
 
@@ -124,17 +134,19 @@ class Preferences:
         from_store: URL of a store; None to pass examples to `fit`.
         loss: `"kto"`, `"dpo"`, or `"auto"`: DPO if pairs were passed to `fit`, else KTO. With KTO,
             the answers of a pair count as a desirable and an undesirable one.
-        threshold: lowest score of a desirable answer, for KTO.
+        threshold: lowest score of a desirable answer, for KTO. None for 0.5, with which scores
+            above 1 are refused, because it may be no good one on their scale.
         beta: β of both losses. The higher, the closer the weights stay to the start.
         desirable_weight: weight of a desirable answer in KTO's loss; None for 1, or more if
-            desirable answers are rarer, so that both kinds count the same if
-            `undesirable_weight` is None too.
+            desirable answers are rarer, so that both kinds of those that are not held out count
+            the same if `undesirable_weight` is None too.
         undesirable_weight: the same of an undesirable answer.
         learning_rate: AdamW's learning rate; None for that of `LightningRL`, which depends on the
             model's size. For other settings pass `optimizer` instead.
         batch_size: verdicts or pairs per update.
         epochs: how often each verdict or pair is used.
-        held_out: share of the prompts whose verdicts are not trained, but evaluated; 0 for none.
+        held_out: share of the chats whose verdicts are not trained, but evaluated; 0 for none. A
+            prompt and those that continue it are one chat.
         lora: settings of LoRA adapters; None to train full weights.
         optimizer: settings of the optimiser, instead of `learning_rate`.
         checkpoint_every: number of updates after which a checkpoint is written; None to write it
@@ -157,7 +169,7 @@ class Preferences:
     model: str | Path = field(kw_only=False)
     from_store: str | os.PathLike[str] | None = None
     loss: Literal["auto", "kto", "dpo"] = "auto"
-    threshold: float = 0.5
+    threshold: float | None = None
     beta: float = 0.1
     desirable_weight: float | None = None
     undesirable_weight: float | None = None
@@ -188,7 +200,7 @@ class Preferences:
                 "same weights, which dropout changes; use dropout=0 (SFT supports it)"
             )
         check_choice("loss", self.loss, ("auto", *get_args(LossName)))
-        check_number("threshold", self.threshold)
+        check_number("threshold", self.threshold, optional=True)
         for name in ("desirable_weight", "undesirable_weight", "learning_rate"):
             check_number(name, getattr(self, name), above=0, optional=True)
         check_number("beta", self.beta, above=0)
@@ -261,10 +273,11 @@ class Preferences:
             ConfigError: `folder` is missing, both or neither of `examples` and `from_store` are
                 given, or the checkpoint has other settings or examples.
             DataError: the file cannot be read, an example is malformed, nothing is rated, or the
-                loss is KTO and all verdicts are alike, or those that are not held out, or DPO and
-                there is no pair.
+                loss is KTO and all verdicts are alike, or those that are not held out, or a score
+                is above 1 without a `threshold`, or the loss is DPO and there is no pair.
             KeyboardInterrupt: on Ctrl-C, after the checkpoint is written.
-            ModelError: the model or its tokenizer cannot be loaded, or a loss is not finite.
+            ModelError: the model or its tokenizer cannot be loaded, or a loss or a gradient is
+                not finite.
         """
         if folder is None:
             raise ConfigError("Preferences.fit needs a folder for the model: fit(…, folder=)")
@@ -284,8 +297,7 @@ class Preferences:
         learner = (self.learner or Torch()).build(request)
         target = Path(folder)
         unfinished = Unfinished(target)
-        prompts = [example.prompt_ids for example in data.examples]
-        train, held_out = split(prompts, self.held_out, self.seed)
+        train, held_out = data.sides
         self._refuse_split(data, train)
         objective = self._objective(data, (train, held_out), tokenizer.context_length)
         answers = Answers(learner, objective.answers())  # before a checkpoint changes the weights
@@ -332,11 +344,30 @@ class Preferences:
             rated.add_passed(read, tokenizer)
         loss: LossName = "dpo" if rated.pairs else "kto"
         loss = loss if self.loss == "auto" else self.loss
-        verdicts = verdicts_of(rated, self.threshold)
+        verdicts = verdicts_of(rated, self._threshold)
         pairs = pairs_of(rated) if loss == "dpo" else []
         weights = self.desirable_weight, self.undesirable_weight
-        check = check_examples(loss, verdicts, pairs, weights, rated.left_out)
-        return _Data(check, verdicts, pairs, rated.example)
+        learned: Sequence[Verdict | Pair] = verdicts if loss == "kto" else pairs
+        sides = split([each.prompt_ids for each in learned], self.held_out, self.seed)
+        train = sides[0] if loss == "kto" else None
+        check = check_examples(loss, verdicts, pairs, weights, rated.left_out, train)
+        highest = highest_score(rated)
+        if note := self._scale_note(loss, highest):
+            check = msgspec.structs.replace(check, notes=[*check.notes, note])
+        return _Data(check, verdicts, pairs, sides, highest, rated.example)
+
+    @property
+    def _threshold(self) -> float:
+        return THRESHOLD if self.threshold is None else self.threshold
+
+    def _scale_note(self, loss: LossName, highest: float) -> str:
+        """Return a note if the default threshold may not suit the scores; empty if it does."""
+        if loss == "dpo" or self.threshold is not None or highest <= 1:
+            return ""
+        return (
+            f"scale: the highest score is {highest:g}, and the default threshold {THRESHOLD:g} is "
+            "for scores up to 1: give threshold=, the lowest score of a desirable answer"
+        )
 
     def _refuse(self, data: _Data) -> None:
         """Raise `DataError` if there is nothing to learn."""
@@ -355,9 +386,11 @@ class Preferences:
             kind = "desirable" if check.desirable else "undesirable"
             raise DataError(
                 f"{source}: all {len(data.verdicts)} verdicts are {kind} (threshold="
-                f"{self.threshold:g}), but KTO compares both kinds. Set another threshold, or "
+                f"{self._threshold:g}), but KTO compares both kinds. Set another threshold, or "
                 f"imitate the good answers with SFT; {end}"
             )
+        if note := self._scale_note(check.loss, data.highest):
+            raise DataError(f"{source}: {note}")
 
     def _refuse_split(self, data: _Data, train: Sequence[int]) -> None:
         """Raise `DataError` if KTO's verdicts are all alike without the held-out ones."""

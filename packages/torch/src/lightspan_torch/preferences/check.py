@@ -15,6 +15,10 @@ to five percentage points, and a tenth of them is what is held out by default.""
 UNBALANCED: Final = 0.1
 """Share of the rarer verdict below which verdicts are unbalanced."""
 
+THRESHOLD: Final = 0.5
+"""Lowest score of a desirable answer, unless another is given. It suits thumbs and scores from 0 to
+1."""
+
 LossName = Literal["kto", "dpo"]
 
 
@@ -62,6 +66,7 @@ def check_examples(
     pairs: Sequence[Pair],
     weights: tuple[float | None, float | None],
     left_out: Mapping[str, int],
+    train: Sequence[int] | None = None,
 ) -> PreferenceCheck:
     """Return counts, KTO's weights and notes.
 
@@ -71,11 +76,15 @@ def check_examples(
         pairs: the pairs; only used with DPO.
         weights: KTO's weights of desirable and of undesirable answers; None for balanced ones.
         left_out: reason → number of answers that are not used.
+        train: indices of the verdicts that are not held out, which the weights balance; None for
+            all.
     """
     good = sum(verdict.desirable for verdict in verdicts)
     bad = len(verdicts) - good
+    trained = verdicts if train is None else [verdicts[index] for index in train]
+    trained_good = sum(verdict.desirable for verdict in trained)
     contradictory = contradictions(verdicts) if loss == "kto" else reversed_pairs(pairs)
-    balanced = balanced_weights(good, bad)
+    balanced = balanced_weights(trained_good, len(trained) - trained_good)
     is_balanced = weights == (None, None)
     return PreferenceCheck(
         loss=loss,

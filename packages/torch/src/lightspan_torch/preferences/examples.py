@@ -263,6 +263,12 @@ def _score(example: Mapping[str, Any], label: str) -> float:
     )
 
 
+def highest_score(rated: Rated) -> float:
+    """Return the highest score that is a number and no label; -inf if there is none."""
+    scores = (score for _, score in rated.answers if math.isfinite(score))
+    return max(scores, default=-math.inf)
+
+
 def verdicts_of(rated: Rated, threshold: float) -> list[Verdict]:
     """Return the examples of KTO: each answer is desirable if its score is at least `threshold`.
 
@@ -347,20 +353,27 @@ def reversed_pairs(pairs: Sequence[Pair]) -> int:
 def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Return the indices of the examples to train on, and of those to hold out.
 
-    Whole prompts are held out, so that no prompt is on both sides.
+    Whole chats are held out, so that no prompt is on both sides, nor the later turns of its chat.
+    A prompt is of the chat of another one with which it begins.
 
     Args:
         prompts: prompt of each example.
-        share: share of the prompts to hold out, rounded down to whole prompts.
+        share: share of the chats to hold out, rounded down to whole chats.
         seed: seed of the choice.
     """
-    distinct = sorted({tuple(prompt) for prompt in prompts})
+    firsts: dict[tuple[int, ...], tuple[int, ...]] = {}
+    first: tuple[int, ...] | None = None
+    for ids in sorted({tuple(prompt) for prompt in prompts}):
+        if first is None or ids[: len(first)] != first:  # its continuations follow in this order
+            first = ids
+        firsts[ids] = first
+    distinct = sorted(set(firsts.values()))
     random.Random(seed).shuffle(distinct)
-    test_prompts = set(distinct[: int(share * len(distinct))])
+    test_chats = set(distinct[: int(share * len(distinct))])
     train: list[int] = []
     test: list[int] = []
     for index, prompt in enumerate(prompts):
-        (test if tuple(prompt) in test_prompts else train).append(index)
+        (test if firsts[tuple(prompt)] in test_chats else train).append(index)
     return train, test
 
 

@@ -217,7 +217,8 @@ class SFT:
 
         def imitate(batch: Sequence[int]) -> dict[str, float]:
             rows = self._rows([prepared[index] for index in batch])
-            return {"loss": learner.update(rows, SFTLoss())["loss"]}
+            metrics = learner.update(rows, SFTLoss())
+            return {name: metrics[name] for name in ("loss", "grad_norm")}
 
         title = "imitating", f"imitated {len(prepared)} demonstrations"
         run_updates(learner, batches, imitate, progress, unfinished, reporter, title)

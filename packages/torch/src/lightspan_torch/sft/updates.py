@@ -75,7 +75,8 @@ def run_updates(
     Args:
         learner: the learner that `update` trains.
         batches: indices of the examples of each update.
-        update: makes an update on a batch, and returns its metrics, of which one is `loss`.
+        update: makes an update on a batch, and returns its metrics, among them `loss` and
+            `grad_norm`.
         progress: what earlier processes did.
         unfinished: the checkpoint.
         reporter: reports progress.
@@ -86,7 +87,7 @@ def run_updates(
     Raises:
         CheckpointError: a checkpoint cannot be written.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint is written.
-        ModelError: a loss is not finite.
+        ModelError: a loss or a gradient is not finite.
     """
     reporter.start(title[0], len(batches))
     reporter.advance(len(progress.losses))
@@ -94,12 +95,13 @@ def run_updates(
     with delayed_interrupt() as interrupted:
         for batch in batches[len(progress.losses) :]:
             metrics = update(batch)
-            if not math.isfinite(metrics["loss"]):  # the learner skipped the update
-                raise ModelError(
-                    f"the loss of update {len(progress.losses) + 1} is {metrics['loss']}: the "
-                    "weights are damaged, or too large for their data type. Give another model, a "
-                    'lower learning rate, or learner=Torch(dtype="float32")'
-                )
+            for name, what in (("loss", "loss"), ("grad_norm", "norm of the gradient")):
+                if not math.isfinite(metrics[name]):  # the learner skipped the update
+                    raise ModelError(
+                        f"the {what} of update {len(progress.losses) + 1} is {metrics[name]}: the "
+                        "weights are damaged, or too large for their data type. Give another "
+                        'model, a lower learning rate, or learner=Torch(dtype="float32")'
+                    )
             progress.losses.append(metrics["loss"])
             usage = learner.usage()
             progress.seconds = before_s + usage["cpu_s"]

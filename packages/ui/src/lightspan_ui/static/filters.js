@@ -1,5 +1,6 @@
 // Filters of rollouts, which are parameters of the address.
 import { Fragment, h } from "./vendor/preact.js";
+import { useEffect } from "./vendor/hooks.js";
 import { Histogram } from "./charts.js";
 import { Choice, TextField } from "./components.js";
 import { fixed, num, percent } from "./format.js";
@@ -11,7 +12,7 @@ export function apiPath(place, ...rest) {
 const FILTERS = [
     ...["text", "mode", "status", "outcome", "service", "agent", "user", "session", "tag", "rated"],
     ...["task", "group", "step", "step_min", "step_max", "reward_min", "reward_max"],
-    ...["since", "until", "tokens_min", "tokens_max", "cost_min", "cost_max", "seconds_min"],
+    ...["since", "until", "tokens_min", "tokens_max", "cost_min", "cost_max", "seconds_min", "seconds_max"],
 ];
 const PAGING = ["sort", "limit", "cursor"];
 /** Return the query of the API for the filters (and the page) that an address names. */
@@ -35,7 +36,27 @@ export function withoutFilters(address) {
         url.searchParams.delete(name);
     return withQuery(url, OF_ONE_PAGE);
 }
-const counted = (counts) => (counts ?? []).map(({ name, n }) => [name, `${name} (${n.toLocaleString("en")})`]);
+/** Ask again while a search for text has neither filled the page nor reached the oldest attempt.
+ *
+ * @param needsAll whether the page needs all that match, such as to sort them
+ * @returns whether the search goes on
+ */
+export function useWholeSearch(page, facets, needsAll) {
+    const { data } = page;
+    const goesOn = data !== null && data.is_partial && (needsAll || !data.cursor);
+    useEffect(() => {
+        if (!goesOn)
+            return;
+        page.reload();
+        facets.reload();
+    }, [data]);
+    return goesOn;
+}
+/** Return the values of a filter with their counts, which are lower bounds while a search goes on. */
+function counted(facets, name) {
+    const more = facets?.is_partial ? "+" : "";
+    return (facets?.[name] ?? []).map((count) => [count.name, `${count.name} (${count.n.toLocaleString("en")}${more})`]);
+}
 /** Show the filters with the numbers of rollouts that each value leaves. */
 export function Filters(props) {
     const { facets } = props;
@@ -44,11 +65,11 @@ export function Filters(props) {
     return (h("form", { class: "filters row", role: "search", onSubmit: (event) => event.preventDefault() },
         h(TextField, { name: "text", label: "text", type: "search", placeholder: "prompt, answer, tool" }),
         !props.isProduction && (h(Fragment, null,
-            h(Choice, { name: "mode", label: "mode", empty: "all", values: counted(facets?.mode) }),
+            h(Choice, { name: "mode", label: "mode", empty: "all", values: counted(facets, "mode") }),
             h(TextField, { name: "step", label: "step", type: "number" }))),
-        props.isProduction && (h(Choice, { name: "service", label: "service", empty: "all", values: counted(facets?.service) })),
-        h(Choice, { name: "status", label: "status", empty: "all", values: counted(facets?.status) }),
-        h(Choice, { name: "agent", label: "agent", empty: "all", values: counted(facets?.agent) }),
+        props.isProduction && (h(Choice, { name: "service", label: "service", empty: "all", values: counted(facets, "service") })),
+        h(Choice, { name: "status", label: "status", empty: "all", values: counted(facets, "status") }),
+        h(Choice, { name: "agent", label: "agent", empty: "all", values: counted(facets, "agent") }),
         props.isProduction && h(ProductionFilters, { facets: facets }),
         facets && facets.rewards.length > 0 && h(RewardFilter, { facets: facets }),
         isFiltered && h("a", { href: withoutFilters(address) }, "clear")));
@@ -56,10 +77,10 @@ export function Filters(props) {
 function ProductionFilters(props) {
     const { facets } = props;
     return (h(Fragment, null,
-        h(Choice, { name: "rated", label: "rated", empty: "all", values: counted(facets?.rated) }),
-        facets && facets.user.length > 0 && h(Choice, { name: "user", label: "user", empty: "all", values: counted(facets.user) }),
-        facets && facets.session.length > 0 && (h(Choice, { name: "session", label: "session", empty: "all", values: counted(facets.session) })),
-        facets && facets.tag.length > 0 && h(Choice, { name: "tag", label: "tag", empty: "all", values: counted(facets.tag) }),
+        h(Choice, { name: "rated", label: "rated", empty: "all", values: counted(facets, "rated") }),
+        facets && facets.user.length > 0 && h(Choice, { name: "user", label: "user", empty: "all", values: counted(facets, "user") }),
+        facets && facets.session.length > 0 && (h(Choice, { name: "session", label: "session", empty: "all", values: counted(facets, "session") })),
+        facets && facets.tag.length > 0 && h(Choice, { name: "tag", label: "tag", empty: "all", values: counted(facets, "tag") }),
         h(TextField, { name: "since", label: "since", placeholder: "2h, 7d, 2026-11-20" }),
         h("details", { class: "more" },
             h("summary", null, "more"),
@@ -87,7 +108,9 @@ function RewardFilter(props) {
     };
     return (h("div", { class: "field" },
         h("span", null,
-            "rewards: mean ",
+            "rewards",
+            facets.is_partial && " of those found so far",
+            ": mean ",
             fixed(facets.mean),
             ", ",
             percent(facets.scored / (facets.total || 1)),

@@ -6,7 +6,7 @@ import { Strip } from "../charts.js";
 import { useApi } from "../client.js";
 import { Badge, Choice, Dimensions, Heading, Pager, Problems, Scroller, Waiting, rangeOf } from "../components.js";
 import type { Place } from "../filters.js";
-import { Filters, apiPath, apiQuery } from "../filters.js";
+import { Filters, apiPath, apiQuery, useWholeSearch } from "../filters.js";
 import { fixed, num, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys, useRowKeys } from "../keys.js";
 import { go, opens, path, useAddress } from "../router.js";
@@ -28,6 +28,7 @@ export function GroupsPage(props: { place: Place }) {
   const address = useAddress();
   const page = useApi<Groups>(apiPath(props.place, "groups") + apiQuery(address, true), props.place.join("/"));
   const facets = useApi<Facets>(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
+  const goesOn = useWholeSearch(page, facets, true);
   return (
     <section>
       <Heading title="Groups" trail={[[kind, "/"], [name, path([kind, name])]]} />
@@ -38,19 +39,22 @@ export function GroupsPage(props: { place: Place }) {
       <Filters facets={facets.data} isProduction={kind === "stores"} />
       <Choice name="sort" label="order" empty="newest first" values={SORTS} />
       <Problems of={page} />
+      <p class="muted small" role="status">
+        {goesOn && "still searching older attempts…"}
+      </p>
       {page.data ? <GroupTable place={props.place} page={page.data} /> : !page.error && <Waiting of={page} what="groups" />}
     </section>
   );
 }
 
 function GroupTable(props: { place: Place; page: Groups }) {
-  const { groups, total, cursor } = props.page;
+  const { groups, total, cursor, is_partial } = props.page;
   const at = useRowKeys(groups.length, (n) => {
     const group = groups[n];
     if (group) go(groupAddress(props.place, group));
   });
   const range = rangeOf(groups.flatMap((group) => group.members.map((member) => member.reward)));
-  if (!groups.length) return <p class="panel empty">No group matches.</p>;
+  if (!groups.length) return <p class="panel empty">No group matches{is_partial && " so far"}.</p>;
   return (
     <Fragment>
       <Scroller label="groups">
@@ -103,7 +107,7 @@ function GroupTable(props: { place: Place; page: Groups }) {
           </tbody>
         </table>
       </Scroller>
-      <Pager total={total} shown={groups.length} cursor={cursor} noun="group" />
+      <Pager total={total} shown={groups.length} cursor={cursor} noun="group" isPartial={is_partial} />
     </Fragment>
   );
 }

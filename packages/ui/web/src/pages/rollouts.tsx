@@ -5,7 +5,7 @@ import type { Facets, RolloutPage as Rows, RolloutRow } from "../api.js";
 import { useApi } from "../client.js";
 import { Badge, Choice, Dimensions, Heading, Pager, Problems, Reward, Scroller, Waiting, rangeOf } from "../components.js";
 import type { Place } from "../filters.js";
-import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf, useWholeSearch } from "../filters.js";
 import { clock, duration, num, plural, shortId, visible } from "../format.js";
 import { useRowKeys } from "../keys.js";
 import { go, opens, path, useAddress, withQuery } from "../router.js";
@@ -26,6 +26,7 @@ export function RolloutsPage(props: { place: Place }) {
   const address = useAddress();
   const page = useApi<Rows>(apiPath(props.place, "rollouts") + apiQuery(address, true), props.place.join("/"));
   const facets = useApi<Facets>(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
+  const goesOn = useWholeSearch(page, facets, address.searchParams.has("sort"));
   return (
     <section>
       <Heading title="Rollouts" trail={[[kind, "/"], [name, path([kind, name])]]} />
@@ -36,7 +37,7 @@ export function RolloutsPage(props: { place: Place }) {
         <span class="muted small">keys: j, k, Enter</span>
       </div>
       <Problems of={page} />
-      <ReadState page={page.data} isLoading={page.isLoading} />
+      <ReadState page={page.data} isLoading={page.isLoading} goesOn={goesOn} />
       {page.data ? (
         <RolloutTable place={props.place} page={page.data} />
       ) : (
@@ -47,12 +48,13 @@ export function RolloutsPage(props: { place: Place }) {
 }
 
 /** Say what of the store was not read yet, so that an empty table is not taken for none. */
-export function ReadState(props: { page: Rows | null; isLoading: boolean }) {
+export function ReadState(props: { page: Rows | null; isLoading: boolean; goesOn: boolean }) {
   const { page } = props;
   return (
     <p class="muted small" role="status">
       {props.isLoading && "looking… "}
-      {page?.is_partial && "not everything is searched yet: the next page goes on. "}
+      {page?.is_partial &&
+        (props.goesOn ? "still searching older attempts… " : "not everything is searched yet: the next page goes on. ")}
       {page && page.read < page.readable && `spans of ${page.read.toLocaleString("en")} of ${plural(page.readable, "attempt")} are read: agents, tokens and users of the others are not known yet`}
     </p>
   );
@@ -68,7 +70,7 @@ function RolloutTable(props: { place: Place; page: Rows }) {
   const range = rangeOf(rows.map((row) => row.reward));
   const isRun = kind === "runs";
   const isUnread = address.searchParams.has("agent") && props.page.read < props.page.readable;
-  if (!rows.length) return <p class="panel empty">No rollout matches.</p>;
+  if (!rows.length) return <p class="panel empty">No rollout matches{is_partial && " so far"}.</p>;
   return (
     <Fragment>
       <Scroller label="rollouts">

@@ -5,7 +5,7 @@ import type { Export, Facets, RolloutDetail, RolloutPage as Rows, RolloutRow } f
 import { useApi } from "../client.js";
 import { Choice, Copyable, Heading, Pager, Problems, Waiting, rangeOf } from "../components.js";
 import type { Place } from "../filters.js";
-import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf, useWholeSearch } from "../filters.js";
 import { clock, duration, plural, visible } from "../format.js";
 import { useEffect, useRef } from "../vendor/hooks.js";
 import { useKeys } from "../keys.js";
@@ -20,6 +20,7 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
   const live = place.join("/");
   const page = useApi<Rows>(apiPath(place, "rollouts") + apiQuery(address, true), live);
   const facets = useApi<Facets>(apiPath(place, "facets") + apiQuery(address, false), live);
+  const goesOn = useWholeSearch(page, facets, address.searchParams.has("sort"));
   const rows = page.data?.rows ?? [];
   const open = address.searchParams.get("open");
   const at = rows.findIndex((row) => row.rollout_id === open);
@@ -52,11 +53,11 @@ export function StorePage(props: { name: string; canWrite: boolean }) {
         </span>
       </div>
       <Problems of={page} />
-      <ReadState page={page.data} isLoading={page.isLoading} />
+      <ReadState page={page.data} isLoading={page.isLoading} goesOn={goesOn} />
       {page.data ? (
         <div class="grid reader">
           <div>
-            {rows.length === 0 && <p class="panel empty">No rollout matches.</p>}
+            {rows.length === 0 && <p class="panel empty">No rollout matches{page.data.is_partial && " so far"}.</p>}
             <div role="list" aria-label="rollouts">
               {rows.map((row, n) => (
                 <Entry key={row.rollout_id} row={row} rows={rows} isOpen={n === at} address={withQuery(address, { open: row.rollout_id, span: null, of: null })} />
@@ -146,7 +147,7 @@ function ExportBox(props: { place: Place }) {
   const address = useAddress();
   const asked = useApi<Export>(apiPath(props.place, "export") + apiQuery(address, false), props.place.join("/"));
   if (!asked.data) return null;
-  const { attempts, calls, program, command, note } = asked.data;
+  const { attempts, calls, program, command, preferences, note } = asked.data;
   return (
     <details class="panel">
       <summary>
@@ -163,6 +164,12 @@ function ExportBox(props: { place: Place }) {
       )}
       <Copyable label="the program" text={program} />
       <Copyable label="the command" text={command} />
+      {preferences && (
+        <Fragment>
+          <p class="small muted">Or learn from good and bad ratings alike:</p>
+          <Copyable label="the program of Preferences" text={preferences} />
+        </Fragment>
+      )}
     </details>
   );
 }

@@ -43,6 +43,8 @@ from lightspan_gateway.serving.candidate.sides import (
 
 USER_KEYS: Final = ("user.id", "enduser.id", "langfuse.user.id", f"{c.ANNOTATION}user")
 """Attributes by which programs that record spans name users."""
+CHAT_KEYS: Final = ("session.id", "gen_ai.conversation.id", "langfuse.session.id")
+"""Attributes by which programs that record spans name chats."""
 MAX_FORECAST: Final = 1_000_000
 """Maximum number of verdicts that a forecast names."""
 EARLIER_S: Final = 86_400.0
@@ -70,7 +72,7 @@ class ComparedAttempt:
     is_damaged: bool = False
     """Whether a part of it may not be recorded."""
     user: str = ""
-    """Empty if the record names no user."""
+    """The user, or without one the chat; empty if the record names neither."""
     is_unnamed: bool = False
     """Whether no answer names the weights, so that the server named its side."""
 
@@ -363,8 +365,10 @@ def _compared(
 
 
 def _users(recorded: RecordedAttempt) -> Iterator[str]:
-    for span in recorded.episode.spans:
-        yield from (str(span.attributes[key]) for key in USER_KEYS if span.attributes.get(key))
+    """Yield the users of an attempt, and then its chats."""
+    for keys, kind in ((USER_KEYS, ""), (CHAT_KEYS, "chat ")):
+        for span in recorded.episode.spans:
+            yield from (kind + str(span.attributes[k]) for k in keys if span.attributes.get(k))
 
 
 # --- output ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ import { Fragment, h } from "../vendor/preact.js";
 import { Strip } from "../charts.js";
 import { useApi } from "../client.js";
 import { Badge, Choice, Dimensions, Heading, Pager, Problems, Scroller, Waiting, rangeOf } from "../components.js";
-import { Filters, apiPath, apiQuery } from "../filters.js";
+import { Filters, apiPath, apiQuery, useWholeSearch } from "../filters.js";
 import { fixed, num, pretty, shortId, signed, visible } from "../format.js";
 import { useKeys, useRowKeys } from "../keys.js";
 import { go, opens, path, useAddress } from "../router.js";
@@ -22,6 +22,7 @@ export function GroupsPage(props) {
     const address = useAddress();
     const page = useApi(apiPath(props.place, "groups") + apiQuery(address, true), props.place.join("/"));
     const facets = useApi(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
+    const goesOn = useWholeSearch(page, facets, true);
     return (h("section", null,
         h(Heading, { title: "Groups", trail: [[kind, "/"], [name, path([kind, name])]] }),
         kind === "runs" && h(RunTabs, { name: name }),
@@ -32,10 +33,11 @@ export function GroupsPage(props) {
         h(Filters, { facets: facets.data, isProduction: kind === "stores" }),
         h(Choice, { name: "sort", label: "order", empty: "newest first", values: SORTS }),
         h(Problems, { of: page }),
+        h("p", { class: "muted small", role: "status" }, goesOn && "still searching older attempts…"),
         page.data ? h(GroupTable, { place: props.place, page: page.data }) : !page.error && h(Waiting, { of: page, what: "groups" })));
 }
 function GroupTable(props) {
-    const { groups, total, cursor } = props.page;
+    const { groups, total, cursor, is_partial } = props.page;
     const at = useRowKeys(groups.length, (n) => {
         const group = groups[n];
         if (group)
@@ -43,7 +45,10 @@ function GroupTable(props) {
     });
     const range = rangeOf(groups.flatMap((group) => group.members.map((member) => member.reward)));
     if (!groups.length)
-        return h("p", { class: "panel empty" }, "No group matches.");
+        return h("p", { class: "panel empty" },
+            "No group matches",
+            is_partial && " so far",
+            ".");
     return (h(Fragment, null,
         h(Scroller, { label: "groups" },
             h("table", null,
@@ -67,7 +72,7 @@ function GroupTable(props) {
                     h("td", { class: "number" }, fixed(group.mean)),
                     h("td", { class: "number" }, group.spread === 0 ? "0: teaches nothing" : fixed(group.spread)),
                     h("td", { class: "number" }, group.size))))))),
-        h(Pager, { total: total, shown: groups.length, cursor: cursor, noun: "group" })));
+        h(Pager, { total: total, shown: groups.length, cursor: cursor, noun: "group", isPartial: is_partial })));
 }
 export function GroupPage(props) {
     const [kind, name] = props.place;

@@ -2,7 +2,7 @@
 import { Fragment, h } from "../vendor/preact.js";
 import { useApi } from "../client.js";
 import { Badge, Choice, Dimensions, Heading, Pager, Problems, Reward, Scroller, Waiting, rangeOf } from "../components.js";
-import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf, useWholeSearch } from "../filters.js";
 import { clock, duration, num, plural, shortId, visible } from "../format.js";
 import { useRowKeys } from "../keys.js";
 import { go, opens, path, useAddress, withQuery } from "../router.js";
@@ -21,6 +21,7 @@ export function RolloutsPage(props) {
     const address = useAddress();
     const page = useApi(apiPath(props.place, "rollouts") + apiQuery(address, true), props.place.join("/"));
     const facets = useApi(apiPath(props.place, "facets") + apiQuery(address, false), props.place.join("/"));
+    const goesOn = useWholeSearch(page, facets, address.searchParams.has("sort"));
     return (h("section", null,
         h(Heading, { title: "Rollouts", trail: [[kind, "/"], [name, path([kind, name])]] }),
         kind === "runs" && h(RunTabs, { name: name }),
@@ -29,7 +30,7 @@ export function RolloutsPage(props) {
             h(Choice, { name: "sort", label: "order", empty: "newest first", values: SORTS.slice(1) }),
             h("span", { class: "muted small" }, "keys: j, k, Enter")),
         h(Problems, { of: page }),
-        h(ReadState, { page: page.data, isLoading: page.isLoading }),
+        h(ReadState, { page: page.data, isLoading: page.isLoading, goesOn: goesOn }),
         page.data ? (h(RolloutTable, { place: props.place, page: page.data })) : (!page.error && h(Waiting, { of: page, what: "rollouts" }))));
 }
 /** Say what of the store was not read yet, so that an empty table is not taken for none. */
@@ -37,7 +38,8 @@ export function ReadState(props) {
     const { page } = props;
     return (h("p", { class: "muted small", role: "status" },
         props.isLoading && "looking… ",
-        page?.is_partial && "not everything is searched yet: the next page goes on. ",
+        page?.is_partial &&
+            (props.goesOn ? "still searching older attempts… " : "not everything is searched yet: the next page goes on. "),
         page && page.read < page.readable && `spans of ${page.read.toLocaleString("en")} of ${plural(page.readable, "attempt")} are read: agents, tokens and users of the others are not known yet`));
 }
 function RolloutTable(props) {
@@ -51,7 +53,10 @@ function RolloutTable(props) {
     const isRun = kind === "runs";
     const isUnread = address.searchParams.has("agent") && props.page.read < props.page.readable;
     if (!rows.length)
-        return h("p", { class: "panel empty" }, "No rollout matches.");
+        return h("p", { class: "panel empty" },
+            "No rollout matches",
+            is_partial && " so far",
+            ".");
     return (h(Fragment, null,
         h(Scroller, { label: "rollouts" },
             h("table", null,

@@ -2,7 +2,7 @@
 import { Fragment, h } from "../vendor/preact.js";
 import { useApi } from "../client.js";
 import { Choice, Copyable, Heading, Pager, Problems, Waiting, rangeOf } from "../components.js";
-import { Filters, apiPath, apiQuery, filtersOf } from "../filters.js";
+import { Filters, apiPath, apiQuery, filtersOf, useWholeSearch } from "../filters.js";
 import { clock, duration, plural, visible } from "../format.js";
 import { useEffect, useRef } from "../vendor/hooks.js";
 import { useKeys } from "../keys.js";
@@ -16,6 +16,7 @@ export function StorePage(props) {
     const live = place.join("/");
     const page = useApi(apiPath(place, "rollouts") + apiQuery(address, true), live);
     const facets = useApi(apiPath(place, "facets") + apiQuery(address, false), live);
+    const goesOn = useWholeSearch(page, facets, address.searchParams.has("sort"));
     const rows = page.data?.rows ?? [];
     const open = address.searchParams.get("open");
     const at = rows.findIndex((row) => row.rollout_id === open);
@@ -48,10 +49,13 @@ export function StorePage(props) {
                 "keys: j, k, n next unrated, Enter opens, Esc closes",
                 props.canWrite && ", 1 bad, 2 fair, 3 good")),
         h(Problems, { of: page }),
-        h(ReadState, { page: page.data, isLoading: page.isLoading }),
+        h(ReadState, { page: page.data, isLoading: page.isLoading, goesOn: goesOn }),
         page.data ? (h("div", { class: "grid reader" },
             h("div", null,
-                rows.length === 0 && h("p", { class: "panel empty" }, "No rollout matches."),
+                rows.length === 0 && h("p", { class: "panel empty" },
+                    "No rollout matches",
+                    page.data.is_partial && " so far",
+                    "."),
                 h("div", { role: "list", "aria-label": "rollouts" }, rows.map((row, n) => (h(Entry, { key: row.rollout_id, row: row, rows: rows, isOpen: n === at, address: withQuery(address, { open: row.rollout_id, span: null, of: null }) })))),
                 h(Pager, { total: page.data.total, shown: rows.length, cursor: page.data.cursor, noun: "rollout", isPartial: page.data.is_partial }),
                 h(ExportBox, { place: place })),
@@ -105,7 +109,7 @@ function ExportBox(props) {
     const asked = useApi(apiPath(props.place, "export") + apiQuery(address, false), props.place.join("/"));
     if (!asked.data)
         return null;
-    const { attempts, calls, program, command, note } = asked.data;
+    const { attempts, calls, program, command, preferences, note } = asked.data;
     return (h("details", { class: "panel" },
         h("summary", null,
             h("b", null, "Train on what is listed"),
@@ -117,5 +121,8 @@ function ExportBox(props) {
         h("p", { class: "small muted" }, "This page starts no training: copy one of these."),
         note && (h("div", { class: "box warn", role: "note" }, visible(note))),
         h(Copyable, { label: "the program", text: program }),
-        h(Copyable, { label: "the command", text: command })));
+        h(Copyable, { label: "the command", text: command }),
+        preferences && (h(Fragment, null,
+            h("p", { class: "small muted" }, "Or learn from good and bad ratings alike:"),
+            h(Copyable, { label: "the program of Preferences", text: preferences })))));
 }

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from lightspan.algorithms.protocol import PolicySpec
 from lightspan.errors import ModelError
-from lightspan.plugins import load_plugin
+from lightspan_torch.engine.parameter_count import count_parameters
 
 SMALL: Final = 0.8e6
 """Number of parameters of the examples' small model."""
@@ -68,7 +68,7 @@ def default_rate(parameters: int, *, lora: bool) -> float:
 
 
 def choose_rate(
-    policies: Mapping[str, PolicySpec], count: Callable[[str], int] | None = None
+    policies: Mapping[str, PolicySpec], count: Callable[[str], int] = count_parameters
 ) -> Rate:
     """Return the default learning rate for policies that share an optimiser.
 
@@ -77,10 +77,8 @@ def choose_rate(
 
     Args:
         policies: policy → its starting weights and LoRA settings.
-        count: function that counts the parameters of a model and raises `ModelError` if it cannot;
-            None for the plugin `count_parameters`.
+        count: function that counts the parameters of a model and raises `ModelError` if it cannot.
     """
-    count = count or load_plugin("api", "count_parameters")
     by_spec = {spec: _rate_of(spec, count) for spec in policies.values()}
     lowest = min(by_spec.values())
     if len(set(by_spec.values())) == 1:

@@ -16,14 +16,10 @@ A call *continues* an earlier one if the earlier call's messages are a proper pr
 else if the earlier call's answer is among its messages. Of several such calls, the one with the
 longest prefix counts, then one whose answer comes next, then the latest.
 
-The cause of a break is that of the first differing token:
-
-1. `retokenisation`: the texts of both sequences agree up to the end of the differing tokens: the
-   same text has other tokens than the model sampled.
-2. `template`: the text differs although the app repeated the earlier messages, the answer and the
-   tools unchanged: the chat template renders the past differently (drops earlier thinking, trims
-   white space, formats a tool call in its own way).
-3. `other`: the app changed a message, the answer, the tools, or the order.
+The cause of a break (`Cause`) is that of the first differing token. If the texts of both sequences
+agree up to the end of the differing tokens, it is `RETOKENISATION`. Otherwise it is what the app
+changed first: its tools, a message or the answer. If it changed nothing, the chat template renders
+the past differently: without its thoughts, with other arguments' text, or in another way.
 
 Messages are compared by role, name, text, and name and arguments of tool calls (as JSON values, so
 white space in them does not matter); ids of tool calls are not compared.
@@ -32,8 +28,9 @@ white space in them does not matter); ids of tool calls are not compared.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -41,6 +38,7 @@ import msgspec
 
 from lightspan.lightning.episode import Call
 from lightspan.lightning.rows import common_prefix, merge
+from lightspan.lightning.selection import Coverage
 from lightspan.lightning.transitions import Transition, TransitionKey
 from lightspan.schema import genai_messages, semconv as c
 
@@ -56,14 +54,33 @@ leading space at the beginning of a text."""
 
 
 class Cause(StrEnum):
-    """Why a call that continues a conversation begins a new row (a token sequence for training).
+    """Why a call that continues a conversation begins a new row (a token sequence for training)."""
 
-    The module's docstring describes the causes.
-    """
-
+    CONTEXT = "edited context"
+    """The app changed, removed or shortened messages, or the answer."""
+    TOOLS = "changed tools"
+    """The app changed the list of tools."""
+    DATES = "dates"
+    """The app changed a date or a time in a message, such as in the system prompt."""
+    ARGUMENTS = "rewritten arguments"
+    """The app or the template wrote the arguments of a tool call in another way."""
+    THOUGHTS = "dropped thoughts"
+    """The app or the template left out thoughts (`<think>…</think>`)."""
     TEMPLATE = "template"
+    """The template renders the past differently in another way, such as without white space."""
     RETOKENISATION = "retokenisation"
-    OTHER = "other"
+    """The same text has other tokens than the model sampled."""
+
+
+_THOUGHTS: Final = re.compile(r"<think>.*?</think>|\s", re.DOTALL)
+"""Thoughts and white space."""
+_DATES: Final = re.compile(
+    r"\d{4}-\d\d?-\d\d?(?:T(?=\d))?|\d\d?[./]\d\d?[./]\d{2,4}"
+    r"|\d\d?:\d\d(?::\d\d(?:\.\d+)?)?(?:\s?[AP]M\b|Z|\s?[+-]\d\d:?\d\d)?"
+    r"|(?:\d\d?\s)?\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+    r"(?:\s\d\d?\b)?(?:,?\s\d{4})?|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\b"
+)
+"""Dates and times, whole or in parts."""
 
 
 class Relation(StrEnum):
@@ -134,6 +151,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
 
     previous: TransitionKey
     following: TransitionKey
+    rollout_id: str
     agent_path: str
     cause: Cause
     detail: str
@@ -173,9 +191,17 @@ class Merging(msgspec.Struct, frozen=True, kw_only=True):
         return {relation.value: calls[relation] for relation in Relation}
 
     def causes(self) -> dict[str, int]:
-        """Return cause → number of calls that were not merged for this cause, for every cause."""
-        breaks = Counter(broken.cause for broken in self.breaks)
-        return {cause.value: breaks[cause] for cause in Cause}
+        """Return cause → number of calls that were not merged for this cause, for each cause."""
+        return {str(cause): n for cause, n in Counter(b.cause for b in self.breaks).items()}
+
+
+def exchanges_of(coverages: Iterable[Coverage]) -> dict[TransitionKey, CallMessages]:
+    """Return the request and answer of each trained call."""
+    return {
+        (coverage.attempt_id, *call.key): CallMessages.of(call)
+        for coverage in coverages
+        for call in coverage.trained
+    }
 
 
 def read_merging(
@@ -297,11 +323,13 @@ def _break(
     cause, detail = Cause.RETOKENISATION, "the same text has other tokens than were sampled"
     if where == "shorter" or left != right or len(left) != length:
         change = _change(before, after)
-        cause = Cause.OTHER if change else Cause.TEMPLATE
-        detail = change or _RENDERED[where]
+        sampled = expected[len(prompt_ids) : max(place, len(prompt_ids))]
+        texts = [decode(previous.policy, ids) for ids in (expected, got, sampled)]
+        cause, detail = change or _rendering(texts[0], texts[1], texts[2], before.answer, where)
     return Break(
         previous=previous.key,
         following=following.key,
+        rollout_id=following.rollout_id,
         agent_path=following.agent_path,
         cause=cause,
         detail=detail,
@@ -316,6 +344,28 @@ def _break(
     )
 
 
+def _rendering(
+    expected: str, got: str, given: str, answer: Message | None, where: Where
+) -> tuple[Cause, str]:
+    """Describe how the template renders a conversation that the app repeated unchanged.
+
+    Args:
+        expected: text of the previous call, prompt and answer.
+        got: text of the following prompt.
+        given: text of the sampled answer up to the first difference.
+        answer: the answer as the app got it.
+        where: where the first differing token is.
+    """
+    is_repeated = _THOUGHTS.sub("", got).startswith(_THOUGHTS.sub("", expected))
+    if is_repeated and got.count("</think>") < expected.count("</think>"):
+        return Cause.THOUGHTS, "the template leaves out earlier thoughts"
+    calls = () if answer is None or answer.text.strip() not in given else answer.calls
+    if where == "response" and calls:
+        names = ", ".join(name for name, _ in calls)
+        return Cause.ARGUMENTS, f"the template writes the call of {names} in another way"
+    return Cause.TEMPLATE, _RENDERED[where]
+
+
 _RENDERED: Final[Mapping[Where, str]] = {
     "prompt": "the template renders earlier messages differently once the conversation goes on",
     "response": "the template renders the answer differently from the sampled text",
@@ -323,47 +373,74 @@ _RENDERED: Final[Mapping[Where, str]] = {
 }
 
 
-def _change(before: CallMessages, after: CallMessages) -> str:
-    """Describe what the app changed between two calls; "" if it repeated everything unchanged.
+def _change(before: CallMessages, after: CallMessages) -> tuple[Cause, str] | None:
+    """Describe what the app changed between two calls; None if it repeated everything unchanged.
 
     `before` and `after` have the messages of the calls.
     """
     if before.tools != after.tools:
-        return "the app changed the tools"
+        how = _difference(*(json.dumps(_by_name(each.tools)) for each in (before, after)))
+        return Cause.TOOLS, f"the app changed the tools ({how or 'another order'})"
     earlier = before.messages
     for place, (old, new) in enumerate(zip(earlier, after.messages, strict=False)):
         if old != new:
-            return f"the app changed message {place} ({old.role})"
+            what = f"message {place} ({old.role})"
+            if msgspec.structs.replace(old, text=new.text) != new:
+                return Cause.CONTEXT, f"the app changed {what}"
+            if _lost_thoughts(old.text, new.text):
+                return Cause.THOUGHTS, f"the app left out the thoughts of {what}"
+            if _DATES.sub("", old.text) == _DATES.sub("", new.text):
+                dates = (_DATES.findall(each.text) for each in (old, new))
+                pairs = zip(*dates, strict=False)
+                first = next((f": {x!r} became {y!r}" for x, y in pairs if x != y), "")
+                return Cause.DATES, f"the app changed a date or time in {what}{first}"
+            return Cause.CONTEXT, f"the app changed {what}"
     if len(after.messages) <= len(earlier):
-        return "the app shortened the conversation"
+        return Cause.CONTEXT, "the app shortened the conversation"
     following = after.messages[len(earlier)]
     if following == before.answer:
-        return ""
+        return None
     if following.role != "assistant":
-        return f"the app left the answer out (a message of {following.role} follows)"
-    what = "the answer" if before.answer is None else _rewritten(before.answer, following)
-    return f"the app changed {what} before it sent it back (message {len(earlier)})"
+        left_out = f"the app left the answer out (a message of {following.role} follows)"
+        return Cause.CONTEXT, left_out
+    cause, what = Cause.CONTEXT, "the answer"
+    if before.answer is not None:
+        cause, what = _rewritten(before.answer, following)
+    return cause, f"the app changed {what} before it sent it back (message {len(earlier)})"
 
 
-def _rewritten(answer: Message, sent: Message) -> str:
-    """Return which part of an answer the app changed: the arguments of its calls, or anything.
+def _lost_thoughts(old: str, new: str) -> bool:
+    """Return whether `new` is `old` with fewer thoughts, apart from white space."""
+    is_repeated = _THOUGHTS.sub("", old) == _THOUGHTS.sub("", new)
+    return is_repeated and new.count("</think>") < old.count("</think>")
 
-    Programs add the default values of a tool's arguments, for example.
+
+def _by_name(tools: str) -> dict[str, Any]:
+    """Return the tools of a request, by name."""
+    values = [each.get("function") or each for each in json.loads(tools or "[]")]
+    return {str(value.get("name") or value.get("type")): value for value in values}
+
+
+def _rewritten(answer: Message, sent: Message) -> tuple[Cause, str]:
+    """Return which part of an answer the app changed.
 
     Args:
         answer: the answer.
         sent: the message in its place.
     """
     names, others = ([name for name, _ in each.calls] for each in (answer, sent))
-    if names != others or answer.text.strip() != sent.text.strip():
-        return "the answer"
-    pairs = zip(answer.calls, sent.calls, strict=True)
-    parts = [
-        f"the arguments of {name} ({_difference(old, new)})"
-        for (name, old), (_, new) in pairs
-        if old != new
-    ]
-    return " and ".join(parts) or "the answer"
+    if names == others and answer.text.strip() == sent.text.strip():
+        pairs = zip(answer.calls, sent.calls, strict=True)
+        # programs add the default values of a tool's arguments, for example
+        parts = [
+            f"the arguments of {name} ({_difference(old, new)})"
+            for (name, old), (_, new) in pairs
+            if old != new
+        ]
+        return (Cause.ARGUMENTS if parts else Cause.CONTEXT), " and ".join(parts) or "the answer"
+    if answer.calls == sent.calls and _lost_thoughts(answer.text, sent.text):
+        return Cause.THOUGHTS, "the thoughts of the answer"
+    return Cause.CONTEXT, "the answer"
 
 
 def _difference(old: str, new: str) -> str:
