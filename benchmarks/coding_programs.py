@@ -52,6 +52,8 @@ FIXED: Final = BUG.replace("-", "+")
 TEST: Final = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
 RUN_TEST: Final = "python3 -B test_calc.py"
 COMMANDS: Final = ("cat calc.py", "sed -i s/-/+/ calc.py", RUN_TEST)
+TEMPLATE: Final = CHAT_TEMPLATE.replace("'\\n<tool_call>\\n", "'<tool_call>\\n")
+"""A chat template that writes a call without content as `call` does."""
 _ASSISTANT: Final = "<|im_start|>assistant"
 
 
@@ -123,6 +125,9 @@ class Policy:
     def __call__(self, request: GenerationRequest) -> str:
         """Return the next answer of a conversation."""
         text = self._tokenizer.tokenizer.decode(request.prompt_ids)  # with special tokens
+        return f"{self._answer(request, text)}<|im_end|>"
+
+    def _answer(self, request: GenerationRequest, text: str) -> str:
         if request.policy == "base":
             return "Repair add"
         gives_up = self._sessions.setdefault(request.rollout, len(self._sessions) % 2 == 1)
@@ -153,7 +158,7 @@ def make_model(source: Path, folder: Path) -> Path:
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = TEMPLATE
     tokenizer.model_max_length = CONTEXT
     config = Qwen2Config(
         vocab_size=len(tokenizer),
