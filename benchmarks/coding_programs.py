@@ -1,12 +1,13 @@
 """Train coding agents as they are: which of their calls are recorded, trained and rejected?
 
-    python benchmarks/coding_programs.py --json benchmarks/results/coding_programs.json
+    python benchmarks/coding_programs.py                        all programs that are left
     python benchmarks/coding_programs.py --programs codex pi --folder /tmp/runs
 
 Each program that is on the PATH repairs a small git repository behind `CodingAgent`, in a dry run
 of two sessions and one of the evaluation. The tokens are those of SmolLM2's tokenizer. The answers
-are scripted, and every second session gives up, so that rewards vary. `benchmarks/tables.py` makes
-the table of docs/guides/coding-agents.md.
+are scripted, and every second session gives up, so that rewards vary. Each program is a line of
+benchmarks/results/coding_programs.jsonl, so the same command continues where it stopped.
+`benchmarks/tables.py` makes the table of docs/guides/coding-agents.md.
 
 The programs are installed by their own package managers (`npm install -g …`, `pip install …`). It
 needs the router example's model beside lightspan[train]: its tokenizer.
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from _coding_programs_table import RESULTS, rows_of
 from _report import circumstances
 from learner_memory import default_model
 
@@ -125,9 +127,6 @@ class Policy:
     def __call__(self, request: GenerationRequest) -> str:
         """Return the next answer of a conversation."""
         text = self._tokenizer.tokenizer.decode(request.prompt_ids)  # with special tokens
-        return f"{self._answer(request, text)}<|im_end|>"
-
-    def _answer(self, request: GenerationRequest, text: str) -> str:
         if request.policy == "base":
             return "Repair add"
         gives_up = self._sessions.setdefault(request.rollout, len(self._sessions) % 2 == 1)
@@ -206,11 +205,11 @@ def run(program: Program, model: Path, repository: Path, folder: Path) -> dict[s
     ]
     report = trainer.dev(app, tasks[:1], tasks[1:], count=1, folder=folder, replay=False)
     breaks = {} if report.rows is None else report.rows.causes
-    return {**row_of(program, folder), "breaks": breaks}
+    return {**row_of(folder), "breaks": breaks}
 
 
-def row_of(program: Program, folder: Path) -> dict[str, Any]:
-    """Return what the store says of a program's sessions."""
+def row_of(folder: Path) -> dict[str, Any]:
+    """Return what the store of a dry run says of its sessions."""
     every = stored_episodes(RunFolder(folder).store_url)
     episodes = [episode for episode in every if episode.mode is not Mode.VAL]
     routing = make_routing({"app": "policy"}, "base", "policy")
@@ -220,9 +219,6 @@ def row_of(program: Program, folder: Path) -> dict[str, Any]:
     transitions = trained_transitions(*solved)
     calls = [entry.call for entry in entries]
     return {
-        "program": program.name,
-        "arguments": list(program.arguments),
-        "version": version_of(program.version),
         "calls": len(calls),
         "recorded": sum(call.record is not None for call in calls),
         "trained": count(entries, CallStatus.TRAINED),
@@ -262,35 +258,42 @@ def version_of(command: Sequence[str]) -> str:
         python = Path(shutil.which("mini") or "").resolve().parent / "python"
         script = "import importlib.metadata as m; print(m.version('mini-swe-agent'))"
         command = [str(python), "-c", script]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return re.findall(r"\d+\.\d+[\w.]*", printed)[-1]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return re.findall(r"\d+\.\d+[\w.]*", done.stdout + done.stderr)[-1]
 
 
 def main() -> int:
-    """Run the programs; return 1 if one of them has an error or a call that is not trained."""
+    """Run the programs that are left; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--programs", nargs="*", help="names (all that are on the PATH)")
     parser.add_argument("--folder", type=Path, help="folder in which to keep the runs")
     parser.add_argument("--model", type=Path, help="folder with the tokenizer")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of the results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = options.folder or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         model = make_model(options.model or default_model(), folder / "model")
         repository = make_repository(folder / "repository")
-        rows = []
         for number, program in enumerate(PROGRAMS):
             if options.programs is not None and program.name not in options.programs:
                 continue
             if shutil.which(program.version[0]) is None:
                 print(f"{program.name}: not on the PATH")
                 continue
-            rows.append(run(program, model, repository, folder / f"run{number}"))
-            print(json.dumps(rows[-1]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps({**circumstances(), "programs": rows}, indent=2) + "\n")
-    return int(not rows or any(row["rejected"] or row["rewards"] != [0.0, 1.0] for row in rows))
+            what = {
+                "program": program.name,
+                "version": version_of(program.version),
+                "arguments": list(program.arguments),
+            }
+            if any(what.items() <= row.items() for row in rows_of(options.results)):
+                continue
+            row = {**what, **run(program, model, repository, folder / f"run{number}")}
+            line = json.dumps({**row, **circumstances()})
+            print(line, flush=True)
+            with options.results.open("a") as file:
+                file.write(line + "\n")
+    return 0
 
 
 if __name__ == "__main__":

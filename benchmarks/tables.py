@@ -55,7 +55,9 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "sessions": sessions_table(results),
         },
         ROOT / "docs/guides/coding-agents.md": {
-            "coding_programs": coding_programs.table(results["coding_programs"])
+            "coding_programs": coding_programs.table(
+                coding_programs.rows_of(coding_programs.RESULTS)
+            )
         },
         ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])
