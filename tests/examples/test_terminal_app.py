@@ -124,8 +124,8 @@ def test_a_package_is_repaired(task: Task) -> None:
     assert requests[0].messages[1]["content"] == instruction(task)
     assert requests[0].body["temperature"] == 0.7
     seen = requests[1].messages[-1]["content"]
-    assert seen.startswith(f"exit 0\n{task['path']}:{task['line'] - 2}:def {task['function']}(")
-    assert seen.endswith(f"return {task['wrong']}\n")
+    assert seen.startswith(f"exit 0\n{task['line'] - 2}:def {task['function']}(")
+    assert seen.endswith(f"\n{task['line']}-    return {task['wrong']}\n")
 
 
 def test_a_repair_that_is_not_submitted_is_not_solved(task: Task) -> None:

@@ -50,7 +50,7 @@ def config() -> Mapping[str, dict[str, Any]]:
 
 def instruction(task: Task) -> str:
     """Return the user message of a session."""
-    return f"Repair the package {task['package']}. A test fails:\n{task['failure']}"
+    return f"Repair {task['function']} in {task['path']}. Its test fails:\n{task['failure']}"
 
 
 def chat_model(

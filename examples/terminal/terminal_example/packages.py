@@ -21,27 +21,21 @@ Split: TypeAlias = Literal["train", "dev", "test", "sessions"]
 COUNTS: Final[Mapping[Split, int]] = {"train": 40, "dev": 40, "test": 40}
 PACKAGES: Final = ("shop", "farm", "bank", "club", "game", "trip", "mill", "port")
 MODULES: Final = ("rules", "sums", "tools", "core", "rates", "stock", "plans", "units")
-FIRST: Final = (
-    *("total", "net", "mean", "open", "fair", "daily", "late", "extra", "fresh", "local"),
-    *("paid", "spare", "first", "last", "early", "grand"),
-)
-SECOND: Final = (
+FUNCTIONS: Final = (
     *("price", "score", "load", "cost", "share", "rank", "stay", "limit", "bonus", "gain"),
-    *("quota", "fee", "depth", "speed", "value", "claim"),
+    *("quota", "fee", "depth", "speed", "value", "claim", "total", "level", "grade", "span"),
+    *("toll", "crop", "debt", "ratio", "charge", "reach", "delay", "surplus", "margin", "worth"),
 )
-"""A function's name is one of `FIRST`, `_` and one of `SECOND`."""
 PARAMETERS: Final = (
     *("width", "height", "count", "size", "days", "hours", "rate", "stock", "boxes", "guests"),
     *("seats", "lines", "points", "weeks", "units", "items"),
 )
 FORMS: Final = (
     *("{p} + {q}", "{p} - {q}", "{p} * {q}", "{p} // {c}", "{p} % {c}"),
-    *("{p} * {q} + {c}", "{p} + {q} - {c}", "{p} - {q} * {c}", "({p} + {q}) * {c}"),
-    *("({p} - {q}) * {c}", "({p} + {q}) // {c}", "({p} + {c}) * {q}", "{p} * {c} - {q}"),
-    *("max({p}, {q})", "min({p}, {q})", "max({p} - {q}, {c})", "min({p} * {c}, {q})"),
-    *("{p} < {q}", "{p} >= {q}", "{p} + {c} <= {q}", "{p} > {q} * {c}"),
-    *("{p} < {q} and {q} < {r}", "{p} > {c} or {q} < {d}", "{p} <= {q} and {p} > {c}"),
-    *("{p} + {q} * {r}", "({p} - {q}) * {r}"),
+    *("{p} * {q} + {c}", "{p} + {q} - {c}", "({p} + {q}) * {c}", "({p} - {q}) * {c}"),
+    *("({p} + {q}) // {c}", "max({p}, {q})", "min({p}, {q})", "max({p} - {q}, {c})"),
+    *("{p} < {q}", "{p} >= {q}", "{p} + {c} <= {q}"),
+    *("{p} < {q} and {q} < {r}", "{p} <= {q} and {p} > {c}"),
 )
 """Expressions: parameters p, q and r, constants c and d."""
 INPUTS: Final = range(1, 21)
@@ -208,7 +202,7 @@ def _function(rng: random.Random) -> Function:
     letters = tuple(letter for letter in "pqr" if f"{{{letter}}}" in form)
     named = dict(zip("pqr", names, strict=True))
     return Function(
-        name=f"{rng.choice(FIRST)}_{rng.choice(SECOND)}",
+        name=rng.choice(FUNCTIONS),
         parameters=tuple(named[letter] for letter in letters),
         right=form.format(c=c, d=d, **named),
         inputs=_inputs(general, letters),

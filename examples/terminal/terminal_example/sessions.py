@@ -23,7 +23,7 @@ from terminal_example.packages import Task
 
 Chat: TypeAlias = dict[str, Any]
 
-COUNT: Final = 4_000
+COUNT: Final = 6_000
 """Number of recorded sessions of a warm start."""
 LOOK_RATE: Final = 0.3
 """Share of sessions that list the folder first."""
@@ -91,7 +91,7 @@ def answer(command: str) -> str:
 
 def look(task: Task) -> str:
     """Return the command that shows the function with the bug."""
-    return f"grep -rn -A2 'def {task['function']}' {task['package']}"
+    return f"grep -n -A2 'def {task['function']}' {task['path']}"
 
 
 def edit(task: Task, returned: str) -> str:

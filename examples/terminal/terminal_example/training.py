@@ -45,7 +45,7 @@ class Recipe(common.Recipe):
 
 
 RECIPE = Recipe(
-    imitation=Imitation(demonstrations=COUNT, turns="all", context=768),
+    imitation=Imitation(demonstrations=COUNT, batch=6, turns="all", context=768),
     steps=10,
     group_size=8,
     tasks_per_step=12,
