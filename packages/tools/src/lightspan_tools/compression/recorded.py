@@ -79,7 +79,7 @@ def low_scores(scores: Sequence[float | None]) -> str:
     if not known:
         return ""
     low, high = min(known), max(known)
-    middle = MIDDLE if 0 <= low and high <= 1 else (low + high) / 2
+    middle = MIDDLE if low >= 0 and high <= 1 else (low + high) / 2
     count = sum(score < middle for score in known)
     if not count:
         return ""

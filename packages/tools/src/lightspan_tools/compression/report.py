@@ -92,7 +92,8 @@ class CompressionReport:
             self.tuning.text(),
             *self._measured_lines(),
             "cost of 1,000 calls:",
-            f"  recorded endpoint, calls of production  {self._cost('recorded')}{_tokens(recorded.tokens)}",
+            f"  recorded endpoint, calls of production  {self._cost('recorded')}"
+            f"{_tokens(recorded.tokens)}",
         ]
         if self.after is not None:
             lines.append(

@@ -266,7 +266,7 @@ def _open_state(settings: Compression, *, resume: bool) -> tuple[Path, _State]:
             )
         if state.tuning is None or (settings.folder / "config.json").is_file():
             return path, state
-    elif is_begun and not resume:
+    elif is_begun:
         raise ConfigError(
             f"{settings.folder} is in use: add --resume to continue or to measure it, or give "
             "another --folder"
@@ -278,7 +278,7 @@ def _open_state(settings: Compression, *, resume: bool) -> tuple[Path, _State]:
 
 def _is_begun(folder: Path) -> bool:
     """Return whether there is something in the folder, or a checkpoint of its fine-tuning."""
-    has_files = not folder.is_dir() and folder.exists() or any(folder.glob("*"))
+    has_files = (not folder.is_dir() and folder.exists()) or any(folder.glob("*"))
     return has_files or _sibling(folder, "unfinished").exists()
 
 
