@@ -6,7 +6,7 @@ import shutil
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -30,6 +30,9 @@ from lightspan.trainer import Trainer
 from lightspan_tools.compression.measurement import Measurement, read_measurement
 from lightspan_tools.compression.recorded import Recorded, low_scores, read_recorded
 from lightspan_tools.compression.report import CompressionReport, FineTuning
+
+if TYPE_CHECKING:
+    from lightspan_torch.sft.chat_dataset import Chats
 
 RATE_FACTOR: Final = 10
 """Default learning rate of the fine-tuning, relative to that of reinforcement learning, whose
@@ -96,15 +99,11 @@ def plan(settings: Compression, reporter: Reporter) -> CompressionReport:
         ConfigError: a setting is invalid.
         DataError: the store has no call to imitate.
     """
-    from lightspan_torch.sft import chat_dataset
+    from lightspan_torch.sft.chat_dataset import report_unmatched
 
-    _sft(settings, settings.learning_rate)  # checks the settings
     recorded = _recorded(settings)
-    chats = chat_dataset.load_chats(settings.store, **settings.selection())
-    chat_dataset.report_unmatched(settings.agents, chats.agents, reporter)
-    if not chats.chats:
-        options = settings.selection()
-        raise chat_dataset.nothing_to_imitate(settings.store, options, chats.left_out)
+    chats = _choose(settings, settings, reporter)
+    report_unmatched(settings.agents, chats.agents, reporter)
     tuning = FineTuning(
         demonstrations=len(chats.chats),
         left_out=dict(chats.left_out),
@@ -128,11 +127,14 @@ def run(settings: Compression, reporter: Reporter, *, resume: bool = False) -> C
         LightspanError: a model cannot be loaded, or the app cannot be run.
     """
     path, state = _open_state(settings, resume=resume)
-    settings = replace(settings, since=state.since, until=state.until)
+    asked, settings = settings, replace(settings, since=state.since, until=state.until)
     recorded = _recorded(settings)
     if state.tuning is None:
+        note = low_scores(_choose(settings, asked, reporter).scores)
+        if note:
+            reporter.line(note)
         try:
-            state.tuning = _fine_tune(settings, reporter, resume=resume)
+            state.tuning = _fine_tune(settings, note, reporter, resume=resume)
         finally:
             if _is_begun(settings.folder):
                 _write(path, state)
@@ -160,14 +162,30 @@ def _recorded(settings: Compression) -> Recorded:
     return recorded
 
 
-def _fine_tune(settings: Compression, reporter: Reporter, *, resume: bool) -> FineTuning:
-    from lightspan_torch.sft.chat_dataset import load_chats
+def _choose(settings: Compression, asked: Compression, reporter: Reporter) -> Chats:
+    """Check the settings, and return the calls to imitate.
 
+    Args:
+        settings: the settings.
+        asked: the settings as the user gave them, for the error message.
+        reporter: reports patterns of agents that match none.
+
+    Raises:
+        ConfigError: a setting is invalid.
+        DataError: the store has no call to imitate.
+    """
+    from lightspan_torch.sft.chat_dataset import load_chats, nothing_to_imitate, report_unmatched
+
+    _sft(settings, settings.learning_rate)
+    chats = load_chats(settings.store, **settings.selection())
+    if not chats.chats:
+        report_unmatched(settings.agents, chats.agents, reporter)
+        raise nothing_to_imitate(settings.store, asked.selection(), chats.left_out)
+    return chats
+
+
+def _fine_tune(settings: Compression, note: str, reporter: Reporter, *, resume: bool) -> FineTuning:
     rate = settings.learning_rate
-    _sft(settings, rate)  # checks the settings before the model is read
-    note = low_scores(load_chats(settings.store, **settings.selection()).scores)
-    if note:
-        reporter.line(note)
     if rate is None:
         policy = PolicySpec(model=local_model(settings.model), lora=settings.adapters)
         chosen = load_plugin("api", "choose_rate")({"policy": policy})
