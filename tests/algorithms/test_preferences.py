@@ -45,9 +45,10 @@ from lightspan_torch import Preferences
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.config import Torch
 from lightspan_torch.learner.torch import TorchLearner
+from lightspan_torch.preferences.algorithm import HeldOut, earlier_was_better
 from lightspan_torch.preferences.check import balanced_weights
 from lightspan_torch.preferences.examples import Pair, Rated, Verdict, mismatched, pairs_of, split
-from lightspan_torch.preferences.objectives import evaluation_points
+from lightspan_torch.preferences.objectives import KTO, evaluation_points
 from lightspan_torch.preferences.rated_calls import RatedCalls, _add, _episodes, load_rated_calls
 from lightspan_torch.sft.rendering import Demonstration
 
@@ -124,6 +125,43 @@ def test_training_starts_from_the_model(tiny: Path, tmp_path: Path, apps: Any) -
     trainer = Trainer(algorithm, steps=1, folder=tmp_path / "run", reporter=QUIET)
     trainer.fit(apps.two, [{"q": "a"}])
     assert (tmp_path / "run" / "result.json").exists()
+
+
+# --- a better point of the curve ---------------------------------------------------------------
+def test_a_higher_accuracy_earlier_is_named(
+    tiny: Path, tmp_path: Path, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = iter([0.5, 0.5, 1.0, 0.75, 0.25])
+    monkeypatch.setattr(
+        KTO, "evaluate", lambda *_: {"loss": 0.5, "margin": 0.0, "accuracy": next(accuracies)}
+    )
+    options = {**FAST, "held_out": 0.34, "epochs": 2}
+    result = Preferences(tiny, **options).fit(VERDICTS, tmp_path / "model", reporter=lines)
+    assert (result.held_out, len(result.losses)) == (4, 4)
+    assert lines.texts[-1] == (
+        "held-out accuracy: 1.00 after update 2 of 4, 0.25 at the end. Fewer epochs would do, such "
+        "as epochs=1"
+    )
+
+
+def test_an_earlier_accuracy_within_a_standard_error_is_not_named() -> None:
+    def said(*accuracies: float | None, held_out: int = 18) -> str:
+        curve = [
+            HeldOut(update=20 * n, loss=0.5, accuracy=accuracy)
+            for n, accuracy in enumerate(accuracies)
+        ]
+        return earlier_was_better(curve, held_out, 3)
+
+    assert said(0.5, 0.67, 0.67, 0.5) == (  # a standard error is 0.12
+        "held-out accuracy: 0.67 after update 20 of 60, 0.50 at the end. Fewer epochs would do, "
+        "such as epochs=1"
+    )
+    assert said(0.5, 0.61, 0.5) == ""
+    assert said(0.5, 0.61, 0.5, held_out=100) != ""
+    assert said(0.5, 0.4, 0.1) == ""  # never better than before the first update
+    assert said(0.5, 0.6, 0.9) == ""
+    assert said(None, None) == ""
+    assert said() == ""
 
 
 # --- stop and resume ------------------------------------------------------------------------

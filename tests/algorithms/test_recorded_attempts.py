@@ -350,6 +350,13 @@ def test_a_calls_own_feedback_goes_before_its_attempts(url: str) -> None:
     assert answers(load_chats(url)) == ["good", "bad", "unscored", "praised", "low"]
 
 
+def test_a_failed_call_is_left_out_for_the_same_reason_with_and_without_a_minimum(url: str) -> None:
+    failed = call(1, **{c.CALL_OUTCOME: "error"})
+    write(url, attempt(1, failed, call(2, "unscored")))
+    assert load_chats(url).left_out == {"ended with error": 1}
+    assert load_chats(url, min_reward=0.5).left_out == {"ended with error": 1, "unscored": 1}
+
+
 def test_a_reward_on_a_call_goes_before_feedback_on_its_attempt(url: str) -> None:
     on_call = {c.REWARD_CALL_ID: call_id(1)}
     emitted = make_reward_span("e" * 16, 0.9, on_call, start_ns=2 * 10**9)

@@ -96,11 +96,39 @@ def test_a_dry_run_counts_and_writes_nothing(
     assert main([*COMMAND, "--folder", "dry", "--price", "2", "8", "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "calls by agent: sort 12, reply 12" in text
-    assert "9 of 12 calls, mean 0.889, median 1" in text
+    assert "9 of 12 answered calls, mean 0.889, median 1" in text
     assert "8 calls would be imitated; left out: 12 of other agents, 1 scored too low" in text
     assert "3 unscored" in text
-    assert "recorded endpoint  0.016; 4,000 input and 1,000 output tokens" in text
+    assert "recorded endpoint, calls of production  0.016; 4,000 input and 1,000 output" in text
+    assert "--min-reward" not in text
     assert sorted(project.iterdir()) == before
+
+
+def test_low_scores_are_named_where_they_are_imitated(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compress", "sqlite:desk.db", "--model", "tiny", "--agents", "sort", *QUICK]
+    line = "1 of the 12 chosen calls has a score below 0.5: --min-reward 0.5 leaves it out"
+    assert main([*command, "--folder", "low", "--dry-run"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+    assert main([*command, "--folder", "low"]) == 0
+    output = capsys.readouterr()
+    assert line in output.err.splitlines()
+    assert line in output.out.splitlines()
+
+
+def test_a_failed_command_does_not_block_its_folder(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*COMMAND, *QUICK, "--folder", "again", "--batch-size", "8"]
+    assert main([*command, "--agents", "srot", "--min-reward", "2"]) == 1
+    assert not (project / "again.compress.json").exists()
+    # as an earlier version left it
+    (project / "again.compress.json").write_text('{"settings":{},"since":null,"until":1.0}')
+    assert main(command) == 0
+    assert "8 calls imitated" in capsys.readouterr().out
+    assert main(command) == 1
+    assert "again is in use: add --resume" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(
@@ -194,7 +222,18 @@ def test_the_app_is_compared_with_its_endpoint(
             "has no attempts of production with these settings",
         ),
         (["--since", "yesterday", "--dry-run"], "since='yesterday'"),
-        (["--min-reward", "2"], "no call to imitate"),
+        (["--min-reward", "2"], "no call to imitate with min_reward=2.0; left out: "),
+        (["--min-reward", "2", "--dry-run"], "no call to imitate with min_reward=2.0; left out: "),
+        (["--agents", "srot"], "no agent matches 'srot'. Did you mean 'sort'?"),
+        (["--agents", "srot"], "no call to imitate with agents=('srot',); left out: 2"),
+        (["--agents", "srot", "--dry-run"], "no agent matches 'srot'. Did you mean 'sort'?"),
+        (
+            ["--agents", "srot", "--dry-run"],
+            "no call to imitate with agents=('srot',); left out: 2",
+        ),
+        (["--batch-size", "0"], "batch_size=0 must be"),
+        (["--batch-size", "0", "--dry-run"], "batch_size=0 must be"),
+        (["--model", "./no-model"], "no-model"),
     ],
 )
 def test_wrong_arguments_are_refused(
@@ -203,4 +242,4 @@ def test_wrong_arguments_are_refused(
     command = ["compress", "sqlite:desk.db", "--model", "tiny", "--folder", "refused", *QUICK]
     assert main([*command, *arguments]) == 1
     assert message in capsys.readouterr().err
-    (project / "refused.compress.json").unlink(missing_ok=True)
+    assert not list(project.glob("refused*"))

@@ -77,7 +77,10 @@ def test_the_small_model_learns_what_the_large_one_answered(followed: Follower) 
     [reward] = re.findall(r"^small: held-out reward (\S+) \(95% CI", text, re.MULTILINE)
     assert float(reward) > 0.7, text  # one of four teams by chance
     assert (followed.folder / "small" / "model.safetensors").is_file()
-    assert re.search(r"small  \S+; \S+ input and \S+ output tokens, \S+ s of this machine", text)
+    assert re.search(
+        r"small, calls of the held-out tasks  \S+; \S+ input and \S+ output tokens, \S+ s of this machine",
+        text,
+    )
 
 
 def test_the_app_asks_the_served_model(followed: Follower) -> None:

@@ -42,6 +42,17 @@ def test_a_model_answers_every_agent_under_its_folders_name(model: Path) -> None
     assert lines[-1] == f"serving {model} at http://127.0.0.1:8000/v1 (Ctrl-C stops)"
 
 
+def test_a_link_is_served_under_its_own_name(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "small"
+    link.symlink_to(model, target_is_directory=True)
+    assert load_served(link)[0].policies.keys() == {"small"}
+    monkeypatch.chdir(model)
+    for here in (".", "../SmolLM2-135M"):
+        assert load_served(here)[0].policies.keys() == {"SmolLM2-135M"}
+
+
 @pytest.mark.parametrize("name", ["base", "a model"])
 def test_a_name_that_could_be_misread_is_not_taken(model: Path, name: str) -> None:
     served, _ = load_served(model.rename(model.with_name(name)))

@@ -15,7 +15,7 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan.training.results import Evaluation
 from lightspan_testing.strategies import make_call_span, make_record
 from lightspan_tools.compression.measurement import Measurement, busy_seconds
-from lightspan_tools.compression.recorded import Recorded, Tokens
+from lightspan_tools.compression.recorded import Recorded, Tokens, low_scores
 from lightspan_tools.compression.report import CompressionReport, FineTuning
 from lightspan_tools.compression.run import Compression
 
@@ -98,14 +98,19 @@ def test_the_report_of_a_comparison() -> None:
     assert comparison.gain.mean == 0.5
     lines = comparison.text().splitlines()
     assert lines[0] == "5 attempts recorded; calls by agent: sort 5, reply 3"
-    assert lines[1] == "scores of the chosen agents' calls: 3 of 5 calls, mean 0.667, median 1"
+    assert (
+        lines[1]
+        == "scores of the chosen agents' calls: 3 of 5 answered calls, mean 0.667, median 1"
+    )
     assert lines[2].startswith("2 calls imitated; left out: 1 scored too low, 2 unscored; loss 3.0")
     assert lines[3].startswith("recorded endpoint: held-out reward 0.500 (95% CI ")
     assert lines[4].startswith("small: held-out reward 1.000 (95% CI ")
     assert lines[5].startswith("difference of the small model: 0.500 (95% CI ")
     assert lines[7:9] == [
-        "  recorded endpoint  0.28; 100,000 input and 10,000 output tokens (1 calls without usage)",
-        "  small  0.05; 90,000 input and 6,000 output tokens, 500.0 s of this machine (cpu)",
+        "  recorded endpoint, calls of production  0.28; 100,000 input and 10,000 output tokens"
+        " (1 calls without usage)",
+        "  small, calls of the held-out tasks  0.05; 90,000 input and 6,000 output tokens,"
+        " 500.0 s of this machine (cpu, up to 8 attempts at once)",
     ]
     assert "Trainer(LightningRL('small', optimize=['sort'])).fit(app, tasks)" in lines[11]
     plain = json.loads(comparison.json())
@@ -124,6 +129,28 @@ def test_the_report_without_a_comparison_says_how_to_get_one() -> None:
     assert "--price-per-hour PRICE" in unpriced.text()
 
 
+@pytest.mark.parametrize(
+    ("scores", "line"),
+    [
+        ([0.0, 0.0, 1.0, None], "2 of the 4 chosen calls have a score below 0.5: --min-reward 0.5"),
+        ([0.0, 0.0], "2 of the 2 chosen calls have a score below 0.5: --min-reward 0.5"),
+        ([1, 2, 4, 5], "2 of the 4 chosen calls have a score below 3: --min-reward 3"),
+        ([-1.0, 1.0], "1 of the 2 chosen calls has a score below 0: --min-reward 0"),
+    ],
+)
+def test_low_scores_are_those_below_the_middle_of_their_scale(
+    scores: list[float | None], line: str
+) -> None:
+    assert low_scores(scores).startswith(f"{line} leaves ")
+
+
+def test_nothing_is_said_without_low_scores() -> None:
+    assert low_scores([0.5, 1.0, None]) == ""
+    assert low_scores([None, None]) == ""
+    assert low_scores([5, 5]) == ""
+    assert low_scores([]) == ""
+
+
 def test_the_report_of_a_plan() -> None:
     plan = report(tuning=FineTuning(demonstrations=2, left_out={}))
     assert plan.is_plan
@@ -133,5 +160,5 @@ def test_the_report_of_a_plan() -> None:
     silent = Recorded(attempts=2, agents={}, tokens=nothing, scores=[])
     text = report(recorded=silent, prices=(1, 1)).text()
     assert "calls by agent: none" in text
-    assert "none of 2 calls" in text
-    assert "recorded endpoint  unknown: no answer had its usage" in text
+    assert "none of 2 answered calls" in text
+    assert "recorded endpoint, calls of production  unknown: no answer had its usage" in text

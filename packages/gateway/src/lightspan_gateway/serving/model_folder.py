@@ -6,6 +6,7 @@ The policy answers the calls of all agents.
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +69,7 @@ def not_servable(folder: Path) -> ConfigError:
 
 
 def _name(folder: Path) -> str:
-    name = folder.resolve().name
+    name = Path(os.path.abspath(folder)).name  # not that of a link's target
     return name if _NAME.fullmatch(name) and name != BASE_POLICY else FALLBACK
 
 

@@ -119,10 +119,11 @@ def _run(options: argparse.Namespace) -> str:
         app=app,
         prices=None if options.price is None else tuple(options.price),
     )
+    reporter = PlainReporter(sys.stderr)
     if options.dry_run:
-        report = plan(settings)
+        report = plan(settings, reporter)
     else:
-        report = run(settings, PlainReporter(sys.stderr), resume=options.resume)
+        report = run(settings, reporter, resume=options.resume)
     return report.json() if options.json else report.text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -58,7 +59,35 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Path of an agent → number of its calls, of all agents."""
     tokens: Tokens
     scores: list[float]
-    """Scores of the scored calls, in ascending order."""
+    """Scores of the answered calls that are scored, in ascending order."""
+
+
+MIDDLE: Final = 0.5
+"""A score below it is low, if the scores are from 0 to 1 as those of thumbs."""
+
+
+def low_scores(scores: Sequence[float | None]) -> str:
+    """Return a line that says how many of the calls to imitate scored low; "" if none did.
+
+    A score is low below `MIDDLE`, or on another scale below the middle of the lowest and the
+    highest.
+
+    Args:
+        scores: the score of each call; None if it has none.
+    """
+    known = [score for score in scores if score is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    middle = MIDDLE if low >= 0 and high <= 1 else (low + high) / 2
+    count = sum(score < middle for score in known)
+    if not count:
+        return ""
+    verb, them = ("has", "it") if count == 1 else ("have", "them")
+    return (
+        f"{count:,} of the {len(scores):,} chosen calls {verb} a score below {middle:g}: "
+        f"--min-reward {middle:g} leaves {them} out"
+    )
 
 
 def read_recorded(url: str, query: Query, agents: Sequence[str]) -> Recorded:
@@ -82,7 +111,11 @@ def read_recorded(url: str, query: Query, agents: Sequence[str]) -> Recorded:
                 attempts += 1
                 paths.update(call.agent_path for call in episode.calls)
                 calls += [(episode, call) for call in episode.calls if is_of(call, agents)]
-        scores = [score_of(*pair) for pair in calls]
+        scores = [
+            score_of(episode, call)
+            for episode, call in calls
+            if call.outcome is CallOutcome.OK and not call.choice
+        ]
         return Recorded(
             attempts=attempts,
             agents=dict(paths.most_common()),

@@ -28,6 +28,8 @@ class FineTuning(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss of each update; empty for a plan."""
     seconds: float = 0.0
     """CPU seconds of the learner."""
+    note: str = ""
+    """A line about imitated calls with a low score; empty if there are none."""
 
     def text(self) -> str:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.left_out.items()))
@@ -36,7 +38,7 @@ class FineTuning(msgspec.Struct, frozen=True, kw_only=True):
         if self.losses:
             text += f"; loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}"
             text += f" in {plural(len(self.losses), 'update')}, {self.seconds:,.0f} CPU-s"
-        return text
+        return f"{text}\n{self.note}" if self.note else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +92,15 @@ class CompressionReport:
             self.tuning.text(),
             *self._measured_lines(),
             "cost of 1,000 calls:",
-            f"  recorded endpoint  {self._cost('recorded')}{_tokens(recorded.tokens)}",
+            f"  recorded endpoint, calls of production  {self._cost('recorded')}"
+            f"{_tokens(recorded.tokens)}",
         ]
         if self.after is not None:
             lines.append(
-                f"  {settings.folder}  {self._cost('small')}{_tokens(self.after.tokens)}, "
-                f"{1000 * self.after.seconds_per_call:,.1f} s of this machine ({settings.device})"
+                f"  {settings.folder}, calls of the held-out tasks  {self._cost('small')}"
+                f"{_tokens(self.after.tokens)}, {1000 * self.after.seconds_per_call:,.1f} s of "
+                f"this machine ({settings.device}, up to {plural(settings.runners, 'attempt')} "
+                "at once)"
             )
         return "\n".join([*lines, *self._advice()])
 
@@ -160,9 +165,9 @@ def _plain(measurement: Measurement) -> dict[str, Any]:
 def _scores(recorded: Recorded) -> str:
     scores, calls = recorded.scores, recorded.tokens.calls
     if not scores:
-        return f"none of {plural(calls, 'call')}"
+        return f"none of {plural(calls, 'answered call')}"
     return (
-        f"{len(scores):,} of {plural(calls, 'call')}, mean {fmean(scores):.3g}, "
+        f"{len(scores):,} of {plural(calls, 'answered call')}, mean {fmean(scores):.3g}, "
         f"median {median(scores):.3g}"
     )
 

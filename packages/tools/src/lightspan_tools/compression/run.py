@@ -6,7 +6,7 @@ import shutil
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -28,8 +28,11 @@ from lightspan.schema.routing import Routing, make_routing
 from lightspan.stores import public_url
 from lightspan.trainer import Trainer
 from lightspan_tools.compression.measurement import Measurement, read_measurement
-from lightspan_tools.compression.recorded import Recorded, read_recorded
+from lightspan_tools.compression.recorded import Recorded, low_scores, read_recorded
 from lightspan_tools.compression.report import CompressionReport, FineTuning
+
+if TYPE_CHECKING:
+    from lightspan_torch.sft.chat_dataset import Chats
 
 RATE_FACTOR: Final = 10
 """Default learning rate of the fine-tuning, relative to that of reinforcement learning, whose
@@ -60,6 +63,11 @@ class Compression:
     prices: tuple[float, float] | None = None
     price_per_hour: float | None = None
 
+    @property
+    def adapters(self) -> LoRA | None:
+        """The adapters to train; None to train all weights."""
+        return None if self.lora is None else LoRA(rank=self.lora)
+
     def selection(self) -> dict[str, Any]:
         """Return which calls are imitated, as keyword arguments of `SFT`."""
         return {
@@ -84,13 +92,24 @@ class _Endpoint(Algorithm):
         raise NotImplementedError
 
 
-def plan(settings: Compression) -> CompressionReport:
-    """Return what would be imitated, and what the recorded calls cost. Nothing is written."""
-    from lightspan_torch.sft.chat_dataset import load_chats
+def plan(settings: Compression, reporter: Reporter) -> CompressionReport:
+    """Return what would be imitated, and what the recorded calls cost. Nothing is written.
 
-    chats = load_chats(settings.store, **settings.selection())
-    tuning = FineTuning(demonstrations=len(chats.chats), left_out=dict(chats.left_out))
-    return CompressionReport(settings=settings, recorded=_recorded(settings), tuning=tuning)
+    Raises:
+        ConfigError: a setting is invalid.
+        DataError: the store has no call to imitate.
+    """
+    from lightspan_torch.sft.chat_dataset import report_unmatched
+
+    recorded = _recorded(settings)
+    chats = _choose(settings, settings, reporter)
+    report_unmatched(settings.agents, chats.agents, reporter)
+    tuning = FineTuning(
+        demonstrations=len(chats.chats),
+        left_out=dict(chats.left_out),
+        note=low_scores(chats.scores),
+    )
+    return CompressionReport(settings=settings, recorded=recorded, tuning=tuning)
 
 
 def run(settings: Compression, reporter: Reporter, *, resume: bool = False) -> CompressionReport:
@@ -108,11 +127,17 @@ def run(settings: Compression, reporter: Reporter, *, resume: bool = False) -> C
         LightspanError: a model cannot be loaded, or the app cannot be run.
     """
     path, state = _open_state(settings, resume=resume)
-    settings = replace(settings, since=state.since, until=state.until)
+    asked, settings = settings, replace(settings, since=state.since, until=state.until)
     recorded = _recorded(settings)
     if state.tuning is None:
-        state.tuning = _fine_tune(settings, reporter, resume=resume)
-        _write(path, state)
+        note = low_scores(_choose(settings, asked, reporter).scores)
+        if note:
+            reporter.line(note)
+        try:
+            state.tuning = _fine_tune(settings, note, reporter, resume=resume)
+        finally:
+            if _is_begun(settings.folder):
+                _write(path, state)
     before = after = None
     if settings.app is not None:
         reporter.line("held-out tasks with the app's own endpoint")
@@ -137,32 +162,64 @@ def _recorded(settings: Compression) -> Recorded:
     return recorded
 
 
-def _fine_tune(settings: Compression, reporter: Reporter, *, resume: bool) -> FineTuning:
-    lora = None if settings.lora is None else LoRA(rank=settings.lora)
+def _choose(settings: Compression, asked: Compression, reporter: Reporter) -> Chats:
+    """Check the settings, and return the calls to imitate.
+
+    Args:
+        settings: the settings.
+        asked: the settings as the user gave them, for the error message.
+        reporter: reports patterns of agents that match none.
+
+    Raises:
+        ConfigError: a setting is invalid.
+        DataError: the store has no call to imitate.
+    """
+    from lightspan_torch.sft.chat_dataset import load_chats, nothing_to_imitate, report_unmatched
+
+    _sft(settings, settings.learning_rate)
+    chats = load_chats(settings.store, **settings.selection())
+    if not chats.chats:
+        report_unmatched(settings.agents, chats.agents, reporter)
+        raise nothing_to_imitate(settings.store, asked.selection(), chats.left_out)
+    return chats
+
+
+def _fine_tune(settings: Compression, note: str, reporter: Reporter, *, resume: bool) -> FineTuning:
     rate = settings.learning_rate
     if rate is None:
-        policy = PolicySpec(model=local_model(settings.model), lora=lora)
+        policy = PolicySpec(model=local_model(settings.model), lora=settings.adapters)
         chosen = load_plugin("api", "choose_rate")({"policy": policy})
         rate = RATE_FACTOR * chosen.value
         why = f"{RATE_FACTOR} times that of reinforcement learning for {chosen.why}"
         line = str(chosen._replace(value=rate, why=why))
         reporter.line(line.replace("learning_rate=", "--learning-rate"))
-    result = load_plugin("api", "SFT")(
-        settings.model,
-        from_store=settings.store,
-        learning_rate=rate,
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        lora=lora,
-        device=settings.device,
-        seed=settings.seed,
-        **settings.selection(),
-    ).fit(folder=settings.folder, reporter=reporter, resume=resume)
+    sft = _sft(settings, rate)
+    result = sft.fit(folder=settings.folder, reporter=reporter, resume=resume)
     return FineTuning(
         demonstrations=result.demonstrations,
         left_out=result.left_out,
         losses=result.losses,
         seconds=result.seconds,
+        note=note,
+    )
+
+
+def _sft(settings: Compression, rate: float | None) -> Any:
+    """Return the `SFT` of the settings.
+
+    Raises:
+        ConfigError: a setting is invalid.
+    """
+    return load_plugin("api", "SFT")(
+        settings.model,
+        from_store=settings.store,
+        learning_rate=rate,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        lora=settings.adapters,
+        device=settings.device,
+        seed=settings.seed,
+        **settings.selection(),
     )
 
 
@@ -202,7 +259,7 @@ _MEASURING: Final = ("app", "tasks", "runners", "prices", "price_per_hour", "fol
 
 
 def _open_state(settings: Compression, *, resume: bool) -> tuple[Path, _State]:
-    """Return the path and contents of the state; write it if it is missing.
+    """Return the path and contents of the state, a new one if nothing was begun.
 
     Raises:
         ConfigError: the folder is in use, or was begun with other settings, or the file is damaged.
@@ -213,7 +270,8 @@ def _open_state(settings: Compression, *, resume: bool) -> tuple[Path, _State]:
     }
     values |= {"model": local_model(settings.model), "store": public_url(settings.store)}
     values = msgspec.json.decode(msgspec.json.encode(values))  # as in the file
-    if path.exists() and resume:
+    is_begun = _is_begun(settings.folder)
+    if is_begun and path.exists() and resume:
         try:
             state = msgspec.json.decode(path.read_bytes(), type=_State)
         except (OSError, msgspec.MsgspecError) as error:
@@ -226,16 +284,20 @@ def _open_state(settings: Compression, *, resume: bool) -> tuple[Path, _State]:
             )
         if state.tuning is None or (settings.folder / "config.json").is_file():
             return path, state
-    elif settings.folder.exists() or path.exists():
+    elif is_begun:
         raise ConfigError(
             f"{settings.folder} is in use: add --resume to continue or to measure it, or give "
             "another --folder"
         )
     query = Query.of(settings.service, settings.since, settings.until)
     until = time.time() if query.until is None else query.until
-    state = _State(settings=values, since=query.since, until=until)
-    _write(path, state)
-    return path, state
+    return path, _State(settings=values, since=query.since, until=until)
+
+
+def _is_begun(folder: Path) -> bool:
+    """Return whether there is something in the folder, or a checkpoint of its fine-tuning."""
+    has_files = (not folder.is_dir() and folder.exists()) or any(folder.glob("*"))
+    return has_files or _sibling(folder, "unfinished").exists()
 
 
 def _write(path: Path, state: _State) -> None:

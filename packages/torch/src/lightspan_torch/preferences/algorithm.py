@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -87,6 +88,30 @@ class PreferencesResult(msgspec.Struct, frozen=True, kw_only=True):
     def left_out(self) -> dict[str, int]:
         """Reason → number of calls, answers or pairs that were not used."""
         return self.check.left_out
+
+
+def earlier_was_better(curve: Sequence[HeldOut], held_out: int, epochs: float) -> str:
+    """Return a line if the held-out accuracy was clearly higher earlier; "" if it was not.
+
+    It was if the difference is more than a standard error of a share of the held-out examples,
+    which is at most 0.5/√n.
+
+    Args:
+        curve: the held-out metrics.
+        held_out: number of held-out verdicts or pairs.
+        epochs: number of epochs of the whole training.
+    """
+    known = [(each.accuracy, each.update) for each in curve if each.accuracy is not None]
+    if not known:
+        return ""
+    last, updates = known[-1]
+    best, update = max(known, key=lambda point: (point[0], -point[1]))
+    if not update or best - last <= 0.5 / math.sqrt(held_out):
+        return ""
+    return (
+        f"held-out accuracy: {best:.2f} after update {update} of {updates}, {last:.2f} at the end. "
+        f"Fewer epochs would do, such as epochs={epochs * update / updates:.2g}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +330,15 @@ class Preferences:
         self._train(learner, objective, answers, (train, held_out), progress, unfinished, reporter)
         learner.export(POLICY, target, merge=True)  # plain weights, which training can start from
         unfinished.remove()
+        curve = msgspec.convert(progress.curve, list[HeldOut], strict=False)
+        if line := earlier_was_better(curve, len(held_out), self.epochs):
+            reporter.line(line)
         return PreferencesResult(
             model=target,
             losses=progress.losses,
             seconds=progress.seconds,
             check=data.check,
-            curve=msgspec.convert(progress.curve, list[HeldOut], strict=False),
+            curve=curve,
             examples=len(train),
             held_out=len(held_out),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +26,13 @@ from lightspan.schema.validation import check_kind, check_number, check_whole
 from lightspan.stores import open_store, public_url
 from lightspan_torch.engine.tokenizer import TransformersTokenizer, load_tokenizer
 from lightspan_torch.learner.config import Torch
-from lightspan_torch.sft.chat_dataset import load_chats, report_unmatched
+from lightspan_torch.sft.chat_dataset import (
+    counted,
+    described,
+    load_chats,
+    nothing_to_imitate,
+    report_unmatched,
+)
 from lightspan_torch.sft.checkpoint import Unfinished
 from lightspan_torch.sft.rendering import (
     Demonstration,
@@ -130,7 +136,7 @@ class SFT:
         if rate is not None:
             check_number("learning_rate", rate, above=0)
         self.min_reward = reward_bound("min_reward", self.min_reward)
-        selection = _described(self._selection())
+        selection = described(self._selection())
         if self.from_store is not None:
             Query.of(self.service, self.since, self.until)
             open_store(self.from_store)
@@ -248,14 +254,12 @@ class SFT:
         stored = load_chats(str(self.from_store), **self._selection())
         left_out.update(stored.left_out)
         prepared, example = self._rendered(stored.chats, tokenizer, left_out, is_strict=False)
-        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
         report_unmatched(self.agents, stored.agents, reporter)
         if not prepared:
-            raise DataError(
-                f"store {self.from_store} has no call to imitate with "
-                f"{_described(self._selection()) or 'these settings'}; left out: {counted}{example}"
-            )
-        reporter.line(f"{len(prepared)} calls of {self.from_store}; left out: {counted}{example}")
+            error = nothing_to_imitate(str(self.from_store), self._selection(), left_out)
+            raise DataError(f"{error}{example}")
+        line = f"{len(prepared)} calls of {self.from_store}; left out: {counted(left_out)}"
+        reporter.line(f"{line}{example}")
         return prepared
 
     def _from_caller(
@@ -277,16 +281,16 @@ class SFT:
             DataError: a demonstration is malformed, or none can be imitated.
         """
         prepared, example = self._rendered(demonstrations, tokenizer, left_out, is_strict=True)
-        counted = ", ".join(f"{n} {reason}" for reason, n in left_out.most_common())
+        reasons = counted(left_out)
         if not prepared:
             raise DataError(
                 "there is no demonstration to imitate; give at least one"
-                f"{example or (counted and f'; left out: {counted}')}"
+                f"{example or (left_out and f'; left out: {reasons}') or ''}"
             )
         if left_out:
             count = len(demonstrations)
             reporter.line(
-                f"{len(prepared)} of {count} demonstrations; left out: {counted}{example}"
+                f"{len(prepared)} of {count} demonstrations; left out: {reasons}{example}"
             )
         return prepared
 
@@ -390,11 +394,6 @@ def demonstrations_from(
                     Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids)
                 )
     return demonstrations
-
-
-def _described(options: Mapping[str, Any]) -> str:
-    """Return the options that were set, as source code: `min_reward=0.5, service='sql'`."""
-    return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
 
 
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:

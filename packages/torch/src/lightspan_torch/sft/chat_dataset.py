@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lightspan.algorithms.recorded_attempts import (
     Query,
@@ -17,7 +18,6 @@ from lightspan.algorithms.recorded_attempts import (
     score_of,
 )
 from lightspan.errors import DataError
-from lightspan.lightning.episode import Call, Episode
 from lightspan.lightning.selection import unknown_agents
 from lightspan.progress import Reporter
 from lightspan.schema.records import Json, Mode
@@ -34,6 +34,8 @@ class Chats:
     chats: list[dict[str, Json]] = field(default_factory=list)
     """`{"messages": […], "tools": […]}` of each call, "tools" only if it had any. The last message
     is the answer."""
+    scores: list[float | None] = field(default_factory=list)
+    """The score of each of these calls; None if it has none."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Reason → number of calls that are not in `chats` for this reason."""
     agents: set[str] = field(default_factory=set)
@@ -57,6 +59,32 @@ def report_unmatched(
         reporter.line(f"agents=: {unknown_agents(unmatched, sorted(paths))}")
 
 
+def nothing_to_imitate(
+    store: str | os.PathLike[str], options: Mapping[str, Any], left_out: Counter[str]
+) -> DataError:
+    """Return the error for a store without a call to imitate.
+
+    Args:
+        store: URL of the store.
+        options: the options that select calls.
+        left_out: reason → number of calls that were left out.
+    """
+    return DataError(
+        f"store {public_url(store)} has no call to imitate with "
+        f"{described(options) or 'these settings'}; left out: {counted(left_out)}"
+    )
+
+
+def described(options: Mapping[str, Any]) -> str:
+    """Return the options that were set, as source code: `min_reward=0.5, service='sql'`."""
+    return ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not None and v != ())
+
+
+def counted(left_out: Counter[str]) -> str:
+    """Return the numbers of calls that were left out as text: `2 unscored, 1 cut off`."""
+    return ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
+
+
 async def read_chats(
     store: Store, query: Query, min_reward: float | None, agents: Sequence[str]
 ) -> Chats:
@@ -72,11 +100,15 @@ async def read_chats(
     async for _, _, episode in read_attempts(store, query):
         for call in episode.calls:
             result.agents.add(call.agent_path)
-            reason = _rejection(episode, call, min_reward, agents)
-            chat = None if reason else chat_of(episode, call)
-            if chat is None or chat.rejection:
-                result.left_out[reason if chat is None else chat.rejection] += 1
+            if not is_of(call, agents):
+                result.left_out["of other agents"] += 1
                 continue
+            chat, score = chat_of(episode, call), score_of(episode, call)
+            # the score last, so that `min_reward` changes no other reason
+            if reason := chat.rejection or _low(score, min_reward):
+                result.left_out[reason] += 1
+                continue
+            result.scores.append(score)
             tools = {} if chat.tools is None else {"tools": chat.tools}
             result.chats.append({"messages": chat.messages, **tools})
         if episode.late_calls:
@@ -84,15 +116,8 @@ async def read_chats(
     return result
 
 
-def _rejection(
-    episode: Episode, call: Call, min_reward: float | None, agents: Sequence[str]
-) -> str:
-    """Return the reason to leave a call out; "" if there is none."""
-    if not is_of(call, agents):
-        return "of other agents"
-    if episode.capture_errors:
-        return "of damaged attempts"
-    score = score_of(episode, call)
+def _low(score: float | None, min_reward: float | None) -> str:
+    """Return the reason to leave out a call with this score; "" if there is none."""
     if min_reward is None or (score is not None and score >= min_reward):
         return ""
     return "unscored" if score is None else "scored too low"
