@@ -6,6 +6,7 @@ is scripted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from terminal_example import bugs, packages, sandbox, sessions, training
 from terminal_example.app import SUBMIT, Session, chat_model, config, instruction, repair, solved
 from terminal_example.command import main
 from terminal_example.packages import Task
+from tests.reports.ui_numbers import check_run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "terminal" / "app.py"
 
@@ -272,3 +274,4 @@ def test_a_short_training(tmp_path: Path) -> None:
     [step] = [step for step in map(json.loads, lines) if step["kind"] == "train"]
     assert step["rollouts"] == step["scored"] == 96
     assert step["calls/trained"] == step["calls"] == step["agent/repair/calls"]
+    asyncio.run(check_run(tmp_path / "run"))
