@@ -79,7 +79,7 @@ def test_the_small_model_learns_what_the_large_one_answered(followed: Follower) 
     assert (followed.folder / "small" / "model.safetensors").is_file()
     assert re.search(
         r"small, calls of the held-out tasks  \S+; \S+ input and \S+ output tokens, "
-        r"\S+ s of this machine",
+        r"\S+ s of this machine \(cpu, up to 8 attempts at once\)",
         text,
     )
 
