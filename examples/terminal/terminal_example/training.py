@@ -101,12 +101,13 @@ def load_tasks(
     sandbox.check()
     apart = packages.sources(packages.generate("test")) if split != "test" else ()
     return [
-        TrainingTask(
-            **{**task, "id": f"{task['id']}/{attempt}"},
-            name=task["id"],
-            max_tokens=recipe.max_tokens,
-            limit=recipe.limit,
-        )
+        {
+            **task,
+            "id": f"{task['id']}/{attempt}",
+            "name": task["id"],
+            "max_tokens": recipe.max_tokens,
+            "limit": recipe.limit,
+        }
         for attempt in range(ATTEMPTS[split])
         for task in packages.generate(split, apart=apart)
     ]

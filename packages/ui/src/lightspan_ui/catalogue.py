@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -590,12 +590,13 @@ def facets_of(
         return counts(value for entry in shown for value in FACET_LISTS[name](entry))
 
     everywhere = wider.get("rewards", entries)
+    facets: dict[str, Any] = {name: counted(name) for name in (*FACET_VALUES, *FACET_LISTS)}
     return views.Facets(
         total=len(entries),
         scored=len(rewards),
         mean=mean_of(own),
         rewards=histogram([e.reward for e in everywhere if e.reward is not None]),
-        **{name: counted(name) for name in (*FACET_VALUES, *FACET_LISTS)},
+        **facets,
     )
 
 
