@@ -121,16 +121,18 @@ class Policy:
     def __init__(self, tokenizer: TransformersTokenizer, answers: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._answers = answers
-        self._sessions: dict[str, bool] = {}
-        """Attempt → whether it gives up."""
+        self._sessions: dict[str, tuple[bool, int]] = {}
+        """Attempt → whether it gives up, and the assistant's turns in its first prompt."""
 
     def __call__(self, request: GenerationRequest) -> str:
         """Return the next answer of a conversation."""
         text = self._tokenizer.tokenizer.decode(request.prompt_ids)  # with special tokens
         if request.policy == "base":
             return "Repair add"
-        gives_up = self._sessions.setdefault(request.rollout, len(self._sessions) % 2 == 1)
-        turn = text.count(_ASSISTANT) - 1
+        turns = text.count(_ASSISTANT)  # aider's first prompt has examples
+        new = (len(self._sessions) % 2 == 1, turns)
+        gives_up, first = self._sessions.setdefault(request.rollout, new)
+        turn = turns - first
         if gives_up or turn >= len(self._answers):
             return "I cannot fix it."
         workspace = re.search(r"/[\w/.-]*/try[-\w]+/workspace", text)
