@@ -202,7 +202,9 @@ def test_the_script_with_a_real_architecture(
     assert re.search(r"^  check_query +- +\d+ .* 0 +\d+ +0$", seen.out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
 
-    run = tmp_path / "run"
+    # a training whose rollouts all fail would be stopped
+    wide = tiny_model(tmp_path / "wide", seed=0, context=1024, texts=texts)
+    common, run = ("--model", wide, *common[2:]), tmp_path / "run"
     assert train_py(*common, "--lora", "--folder", run, "--steps", "1", "--held-out", "4") == 0
     assert "held-out execution accuracy: " in capsys.readouterr().out
     kept = {path.name for path in (run / "model").iterdir()}

@@ -486,8 +486,7 @@ class Catalogue:
             if any(getattr(filters, field) is not None for field in fields):
                 wider = msgspec.structs.replace(filters, **dict.fromkeys(fields))
                 others[name], _ = await self.matching(wider, wanted)
-        found = facets_of(entries, others)
-        self._facets = key, msgspec.structs.replace(found, is_partial=is_partial)
+        self._facets = key, facets_of(entries, others, is_partial=is_partial)
         return self._facets[1]
 
     async def groups(self, filters: Filters, options: PageOptions) -> views.GroupPage:
@@ -571,13 +570,17 @@ TITLES: Final = (
 
 # --- counts -------------------------------------------------------------------------------------
 def facets_of(
-    entries: Sequence[Entry], others: Mapping[str, Sequence[Entry]] | None = None
+    entries: Sequence[Entry],
+    others: Mapping[str, Sequence[Entry]] | None = None,
+    *,
+    is_partial: bool = False,
 ) -> views.Facets:
     """Return counts of rollouts by the values of each filter.
 
     Args:
         entries: the rollouts that pass all filters.
         others: facet → the rollouts that pass all filters but its own; None if all are `entries`.
+        is_partial: whether a search for text may find more of them.
     """
     rewards = [entry.reward for entry in entries if entry.reward is not None]
     own = [e.reward for e in entries if e.reward is not None and e.summary.fork is None]
@@ -596,6 +599,7 @@ def facets_of(
         scored=len(rewards),
         mean=mean_of(own),
         rewards=histogram([e.reward for e in everywhere if e.reward is not None]),
+        is_partial=is_partial,
         **facets,
     )
 
