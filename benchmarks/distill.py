@@ -50,7 +50,8 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the runs")
     parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
-    finished = {(row["arm"], row["seed"]) for row in report.rows_of(options.json)}
+    rows = report.rows_of(options.json)
+    finished = {(row["arm"], row["seed"]) for row in rows if row["mean"] is not None}
     for seed in options.seeds:
         for arm in options.arms:
             if not options.table and (arm, seed) not in finished:

@@ -67,7 +67,8 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         },
         ROOT / "docs/evidence/defaults.md": results["defaults"]["stages"],
         ROOT / "docs/evidence/distill.md": {
-            "distill": distill.table(distill.rows_of(distill.RESULTS))
+            "distill": distill.table(distill.rows_of(distill.RESULTS)),
+            "curves": distill.curves(distill.rows_of(distill.RESULTS)),
         },
         ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
         ROOT / "docs/evidence/verdicts.md": {
