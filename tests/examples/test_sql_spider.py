@@ -181,6 +181,7 @@ def test_the_script_with_a_real_architecture(
     published: Path,
     tmp_path: Path,
     train_py: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Check `--model`, `--data`, `--dev` and `--lora` with a tiny model of a real architecture."""
@@ -202,8 +203,9 @@ def test_the_script_with_a_real_architecture(
     assert re.search(r"^  check_query +- +\d+ .* 0 +\d+ +0$", seen.out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
 
-    # a training whose rollouts all fail would be stopped
-    wide = tiny_model(tmp_path / "wide", seed=0, context=1024, texts=texts)
+    # short answers fit into the rewriter's prompt: a training whose rollouts all fail is stopped
+    monkeypatch.setattr(training, "REAL_MODEL", replace(training.REAL_MODEL, max_tokens=16))
+    wide = tiny_model(tmp_path / "wide", seed=0, context=512, texts=texts)
     common, run = ("--model", wide, *common[2:]), tmp_path / "run"
     assert train_py(*common, "--lora", "--folder", run, "--steps", "1", "--held-out", "4") == 0
     assert "held-out execution accuracy: " in capsys.readouterr().out

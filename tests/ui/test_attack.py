@@ -13,6 +13,8 @@ import pytest
 
 from tests.ui.production import ATTACKS
 
+pytestmark = pytest.mark.timeout(300)  # a store with a text of 10 MB, beside other programs
+
 RUN = "<img src=x onerror=alert(1)> & 'run'"
 
 
