@@ -44,8 +44,10 @@ def test_the_page(tmp_path: Path) -> None:
     page.write(".bin/pi", f"#!{sys.executable}\n{PI}")
     (tmp_path / ".bin/pi").chmod(0o700)
     page.follow("guides/coding-agents.md")
-    train, programs = "'./packages/core[train,programs]'", "./packages/programs"
-    assert page.installed == [*TRAIN.replace("'./packages/core[train]'", train).split(), programs]
+    train = TRAIN.replace("[train]", "[train,programs]").replace(
+        "torch", "torch ./packages/programs"
+    )
+    assert page.installed == [f"pip install {train}"]
     [dry] = [printed for command, printed in page.printed.items() if command.startswith("lightsp")][
         :1
     ]

@@ -47,8 +47,7 @@ def page() -> dict[str, Any]:
     assert list(sources) == ["sandboxed.py", "own_app.py", "contained.py"]
     for name, text in sources.items():
         image = text.replace("my-image", IMAGE or "my-image")
-        home = image.replace("HOME=/home/USER", f"HOME={os.environ['HOME']}")
-        exec(compile(home.replace("from sandboxed import BUBBLEWRAP", ""), name, "exec"), names)
+        exec(compile(image.replace("from sandboxed import BUBBLEWRAP", ""), name, "exec"), names)
     return names
 
 

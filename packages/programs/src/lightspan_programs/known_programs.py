@@ -138,5 +138,6 @@ QWEN_CODE: Final = ProgramSpec(
 """
     },
     env={"OPENAI_MODEL": "$LIGHTSPAN_MODEL"},
+    agents={"memory": system("You are now acting as the managed memory*")},
     install="npm install -g @qwen-code/qwen-code",
 )
