@@ -307,8 +307,8 @@ def _lost_answer(calls: Sequence[Call], llm: Mapping[str, list[Span]]) -> str:
     Empty if each answer reached the app, perhaps by a repeated request. Calls that the app's
     process recorded are left out, because its runner knows whether the app repeated them.
     """
-    by_prompt = {c.record.prompt: c for c in calls if c.record and c.outcome is _UNDELIVERED}
-    answered = {c.record.prompt for c in calls if by_prompt and c.record and c.outcome is _OK}
+    by_prompt = {c.record.prompt_key: c for c in calls if c.record and c.outcome is _UNDELIVERED}
+    answered = {c.record.prompt_key for c in calls if by_prompt and c.record and c.outcome is _OK}
     for prompt in by_prompt.keys() - answered:
         call = by_prompt[prompt]
         if all(span.sequence_start is not None for span in llm.get(call.call_id, ())):

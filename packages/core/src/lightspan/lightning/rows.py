@@ -3,7 +3,7 @@
 A transition *extends* a row if the row's ids (prompts and responses so far) are an exact prefix of
 the transition's prompt. Both must have the same rollout and policy. If it could extend several
 rows, it extends the longest, so interleaved sub-agents A1 B1 A2 B2 make two rows. If it extends
-none, it begins a new row. Merging compares token ids alone; nothing is tokenised again.
+none, it begins a new row. Merging compares token ids and images; nothing is tokenised again.
 
 Worked example, prompts and responses as letters (lower case is sampled):
 
@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from lightspan.lightning.selection import Rejection
 from lightspan.lightning.transitions import Transition, TransitionKey
+from lightspan.schema.images import PromptImage
 
 _WIDTH = 4
 """Size of a packed token id in bytes."""
@@ -87,6 +88,8 @@ class Row:
     """The critic's target at the prompt of each transition, in order: its reward-to-go, or NaN for
     no target. Empty without a critic.
     """
+    images: tuple[PromptImage, ...] = ()
+    """The images whose placeholders are among `ids`, with their bytes, in order."""
 
 
 class RowBuild(NamedTuple):
@@ -116,6 +119,8 @@ def usable_transitions(
         record = transition.record
         if max_length is not None and transition.length > max_length:
             rejected[transition.key] = Rejection.OUT_OF_CONTEXT
+        elif any(not image.data for image in record.images):
+            rejected[transition.key] = Rejection.NO_IMAGE
         elif not transition.tokens:
             rejected[transition.key] = Rejection.EMPTY_RESPONSE
         elif len(record.logprob_data) != len(record.response) or not all(
@@ -160,7 +165,7 @@ def build_rows(
 
 
 def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
-    """Group transitions into rows, by exact prefixes of token ids.
+    """Group transitions into rows, by exact prefixes of token ids and images.
 
     A transition joins a row of the same attempt and policy whose tokens are a prefix of its prompt.
     If there are several, it joins the longest.
@@ -174,12 +179,13 @@ def merge(transitions: Sequence[Transition]) -> list[list[Transition]]:
         open_rows = by_owner[transition.rollout_id, transition.attempt_id, transition.policy]
         record = transition.record
         # a row is extended once: a later equal prompt opens another row
-        place = open_rows.pop_longest(record.prompt)
+        prompt = record.prompt_key
+        place = open_rows.pop_longest(prompt)
         if place is None:
             place = len(chains)
             chains.append([])
         chains[place].append(transition)
-        open_rows.add(record.prompt + record.response, place)
+        open_rows.add(prompt + record.response, place)
     return chains
 
 
@@ -247,6 +253,7 @@ def _row(
             if t.record.grammar
         ),
         value_targets=tuple(values[t.key][2] for t in chain) if with_targets else (),
+        images=last.record.images,
     )
     for t, (start, count) in zip(chain, spans, strict=True):
         span = slice(start, start + count)
@@ -264,7 +271,7 @@ def _row(
 
 
 class _OpenRows:
-    """The rows that a later transition may extend, sorted by their packed token ids."""
+    """The rows that a later transition may extend, sorted by their keys (`schema.images`)."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[bytes, int]] = []
@@ -275,7 +282,7 @@ class _OpenRows:
         None if there is no such row.
 
         Args:
-            prompt: packed token ids.
+            prompt: key of the prompt.
         """
         # A prefix stands before what it begins, and a shorter prefix before a longer one.
         end = bisect_right(self._rows, prompt, key=itemgetter(0))
@@ -289,7 +296,7 @@ class _OpenRows:
         return None
 
     def add(self, ids: bytes, place: int) -> None:
-        """Add row number `place` with the packed token ids `ids`."""
+        """Add row number `place` with the key `ids`."""
         insort(self._rows, (ids, place), key=itemgetter(0))
 
 

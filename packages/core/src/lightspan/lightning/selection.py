@@ -73,6 +73,7 @@ class Rejection(StrEnum):
     EMPTY_RESPONSE = "empty_response", "no token was sampled"
     NO_LOGPROBS = "no_logprobs", "log-probabilities are missing or not finite"
     MALFORMED = "malformed", "the arrays of the token record differ in length"
+    NO_IMAGE = "no_image", "the store does not have an image of the prompt"
     CONSTRAINED = "constrained", "sampled under a grammar or a forced tool choice"
     TEMPERATURE_ZERO = "temperature_zero", "decoded greedily, which has no policy gradient"
     TRUNCATED_SAMPLING = "truncated_sampling", "sampled under top-p or top-k"

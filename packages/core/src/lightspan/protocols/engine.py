@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from lightspan.errors import EngineError, UnsupportedError
+from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import FinishReason, Sampling
 
 ToolParserName = Literal["hermes", "llama", "json", "mistral", "deepseek", "pythonic"]
@@ -43,6 +44,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the attempt; empty if unknown. Its calls share prefixes, so one server should serve all
     of them.
     """
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, with their bytes, if `EngineCapabilities.images`."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +118,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     numerics: str = ""
     """Name of the code, device and data type that compute log-probabilities; empty if unknown. If
     it is the learner's too, both agree but for rounding (`PolicyLoss.correction`)."""
+    images: tuple[str, ...] = ()
+    """Policies whose models see. Their tokenizers are `ImageTokenizer`."""
     lora: tuple[str, ...] = ()
     """Policies served as LoRA on shared weights, for which `update` takes `LoRAWeights`; for all
     other policies it takes whole weights."""
@@ -172,6 +177,36 @@ class ChatTokenizer(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes of one token, which may end or begin within a character."""
+
+
+@runtime_checkable
+class ImageTokenizer(ChatTokenizer, Protocol):
+    """Tokenizer of a model that sees images."""
+
+    def render_images(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        most: int | None = None,
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Return the ids of a chat as `render` does, and its images with their bytes.
+
+        Args:
+            messages: chat messages in OpenAI's format. Their images are parts of the type
+                `image_url` with a `data:` URL of base64.
+            tools: as for `render`.
+            add_generation_prompt: as for `render`.
+            template_options: as for `render`.
+            most: as for `render`.
+
+        Raises:
+            DataError: the bytes of an image cannot be decoded.
+            ContextOverflowError: as for `render`.
+            ModelError: as for `render`.
+        """
 
 
 @runtime_checkable

@@ -301,6 +301,8 @@ class LearnerCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """
     values: bool = False
     """Whether a `Critic` is supported."""
+    images: bool = False
+    """Whether rows with images are supported."""
     loss_forms: tuple[LossForm, ...] = ("clip",)
     """Supported values of `PolicyLoss.form`."""
     importance_levels: tuple[ImportanceLevel, ...] = ("token",)

@@ -6,5 +6,6 @@ attributes, `genai_attributes` those of a model call. `genai_messages`, `openai_
 `anthropic_messages` translate messages. `llm`, `routing`, `prompts` and `resources` are what an
 algorithm gives to apps; `system_prompts` finds and replaces a system prompt. `validation` checks
 options, `redaction` sanitises text, `content` removes keys from a span, `media` replaces images by
-references, `clock` reads the time, `ids` makes ids.
+references, `images` has their bytes and their places among token ids, `clock` reads the time, `ids`
+makes ids.
 """

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from lightspan.errors import DataError
+from lightspan.schema.images import PromptImage, prompt_key
 
 
 class CallOutcome(StrEnum):
@@ -92,6 +93,8 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     grammar_library: str = ""
     """Name and version of the library that compiled the grammar; empty without a grammar."""
     late: bool = False
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, whose placeholders are among its ids; in order."""
 
     @classmethod
     def create(
@@ -136,6 +139,11 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     def constrained(self) -> bool:
         """Whether a grammar constrained the sampling: a response format, strict or forced tools."""
         return bool(self.grammar)
+
+    @property
+    def prompt_key(self) -> bytes:
+        """What identifies the prompt: its ids, and its images in place of their placeholders."""
+        return prompt_key(self.prompt, self.images)
 
     @property
     def prompt_ids(self) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Final, Protocol, Self, runtime_checkable
 import msgspec
 
 from lightspan.errors import LightspanError
+from lightspan.schema.images import Image
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -434,6 +435,19 @@ class Store(Protocol):
             DataError: as in `add_spans`.
             NotFoundError: as in `add_spans`.
         """
+
+    async def add_images(self, attempt: AttemptRef, images: Sequence[Image]) -> None:
+        """Store the images of an attempt's calls, each once by its digest.
+
+        A caller writes them before the spans and token records that refer to them. Repeating an
+        image is a no-op. An image is deleted with the last attempt that has it (`prune`).
+
+        Raises:
+            NotFoundError: the attempt is unknown.
+        """
+
+    async def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        """Return the stored images among `digests`."""
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
         """Change the outcome of a stored call, because its delivery failed or a retry succeeded.

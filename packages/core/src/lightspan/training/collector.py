@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.lightning.rollout_checks import check_evaluable
 from lightspan.progress import Reporter
 from lightspan.protocols.engine import TokenEngine
 from lightspan.runners.protocol import Runners
+from lightspan.schema.images import with_data
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
@@ -23,6 +26,7 @@ from lightspan.schema.records import (
     RolloutState,
     RolloutStatus,
 )
+from lightspan.schema.token_records import TokenRecord
 from lightspan.stores.protocol import Store
 from lightspan.training.in_flight import InFlight
 
@@ -208,7 +212,7 @@ async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Ep
     """
     tries = await _attempts(store, states)
     ids = [attempt.attempt_id for attempts in tries for attempt in attempts if attempt.number]
-    spans, records = await store.spans(ids), await store.token_records(ids)
+    spans, records = await store.spans(ids), await load_records(store, ids)
 
     def build(state: RolloutState, attempt: Attempt) -> Episode:
         key = attempt.attempt_id
@@ -217,6 +221,24 @@ async def read_episodes(store: Store, states: Sequence[RolloutState]) -> list[Ep
     pairs = zip(states, tries, strict=True)
     built = [[build(state, one) for one in attempts] for state, attempts in pairs]
     return [replace(last, earlier=tuple(earlier)) for *earlier, last in built]
+
+
+async def load_records(store: Store, attempt_ids: Sequence[str]) -> dict[str, list[TokenRecord]]:
+    """Return the token records of each attempt, with the bytes of the prompts' images.
+
+    A record keeps images without bytes if the store lacks one of them.
+    """
+    records = await store.token_records(attempt_ids)
+    digests = {i.digest for each in records.values() for record in each for i in record.images}
+    if not digests:
+        return records
+    files = await store.images(sorted(digests))
+    return {
+        key: [
+            msgspec.structs.replace(r, images=with_data(r.images, files) or r.images) for r in each
+        ]
+        for key, each in records.items()
+    }
 
 
 async def _attempts(store: Store, states: Sequence[RolloutState]) -> list[list[Attempt]]:
