@@ -210,7 +210,9 @@ class Vision:
         Raises:
             DataError: the file is damaged, or it does not fit its digest, grid or placeholders.
         """
-        key = self.weights, image.digest, tuple(image.grid)
+        if hashlib.sha256(image.data).hexdigest() != image.digest:
+            raise DataError(f"the bytes of image {image.digest[:12]} are missing or others")
+        key = self.weights, image.digest, image.grid
         found = _CACHE.find(key)
         if found is None:
             found = _CACHE.add(key, self._length(image), image.data)
@@ -222,13 +224,11 @@ class Vision:
         return found
 
     def _length(self, image: PromptImage) -> int:
-        if hashlib.sha256(image.data).hexdigest() != image.digest:
-            raise DataError(f"the bytes of image {image.digest[:12]} are missing or others")
         prepared = self.processor.prepare(image.digest, image.data)
-        if prepared.grid != tuple(image.grid):
+        if prepared.grid != image.grid:
             raise DataError(
                 f"image {image.digest[:12]} has the grid {prepared.grid}, and the prompt says "
-                f"{tuple(image.grid)}: the model's image processor has other settings than when "
+                f"{image.grid}: the model's image processor has other settings than when "
                 "the prompt was made"
             )
         return prepared.length
