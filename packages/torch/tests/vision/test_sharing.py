@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,8 +50,8 @@ def tokenizer(folder: Path) -> SeeingTokenizer:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Yield a list to which each image that is encoded is added; the cache is empty at first."""
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each image that is encoded is added; the cache is empty at first."""
     monkeypatch.setattr(features, "_CACHE", features._Cache(features.CACHE_BYTES))
     digests: list[str] = []
     encode = Vision.encode
@@ -62,7 +61,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return encode(self, image)
 
     monkeypatch.setattr(Vision, "encode", note)
-    yield digests
+    return digests
 
 
 async def computed_tokens(engine: TransformersEngine, prompts: list[Prompt]) -> list[int]:
@@ -230,7 +229,7 @@ async def test_a_model_without_sight_names_why(
     folder: Path, tokenizer: SeeingTokenizer, tmp_path: Path
 ) -> None:
     text = tiny_model(tmp_path / "text", seed=1)
-    ids, images = tokenizer.render_images(image_chat(picture()))
+    _, images = tokenizer.render_images(image_chat(picture()))
     engine = TransformersEngine({"reader": text})
     await engine.start()
     assert engine.capabilities.images == ()

@@ -168,7 +168,7 @@ def test_images_that_are_no_data_urls(tokenizer: SeeingTokenizer, part: dict[str
 
 def test_a_placeholder_in_a_text_is_refused(tokenizer: SeeingTokenizer) -> None:
     """A text cannot take an image's place."""
-    with pytest.raises(ModelError, match="has 1 images, and .* wrote 2 times"):
+    with pytest.raises(ModelError, match=r"has 1 images, and .* wrote 2 times"):
         tokenizer.render_images(image_chat("<|image_pad|>", picture()))
     ids, images = tokenizer.render_images(image_chat("<|image_pad|> alone"))
     assert images == ()
@@ -180,7 +180,7 @@ def test_images_that_the_template_leaves_out(folders: Any, tmp_path: Path) -> No
     folder = tiny_seeing_model(tmp_path, seed=1, template=template)
     tokenizer = load_tokenizer(folder)
     assert isinstance(tokenizer, SeeingTokenizer)
-    with pytest.raises(ModelError, match="has 1 images, and .* wrote 0 times"):
+    with pytest.raises(ModelError, match=r"has 1 images, and .* wrote 0 times"):
         tokenizer.render_images(image_chat(picture()))
 
 
