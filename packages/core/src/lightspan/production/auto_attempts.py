@@ -48,8 +48,7 @@ class OpenAttempt(Recorder):
     def __init__(self, owner: OpenAttempts, *, is_call: bool) -> None:
         super().__init__(MAX_SPANS)
         self._owner = owner
-        if not owner.options.images:
-            self.images = None
+        self.images = {} if owner.options.images else None
         unique = f"{clock.now_ns():016x}{secrets.token_hex(8)}"
         self.attempt_id: Final = f"at-{unique}"
         self.rollout_id: Final = f"ro-{unique}"

@@ -56,12 +56,15 @@ def read_options(
             "another store, such as sqlite:runs.db"
         )
     hook = redact or os.environ.get(REDACT_VARIABLE)
+    switch = os.environ.get(IMAGES_VARIABLE) or ("0" if hook else "1")
+    if switch not in ("0", "1"):
+        raise ConfigError(f"{IMAGES_VARIABLE}={switch!r}: give 1 to store images, or 0")
     return RecordOptions(
         store=open_store(url).url,  # absolute: the process may change its folder
         service=service or service_of_environment() or UNNAMED_SERVICE,
         sample=_share(sample),
         redact=find_hook(hook) if hook else None,
-        images=_images(has_hook=bool(hook)) if images is None else images,
+        images=switch == "1" if images is None else images,
     )
 
 
@@ -80,14 +83,6 @@ def resource_of_environment() -> dict[str, Any]:
 def service_of_environment() -> str | None:
     """Return the name of the service from the environment; None if it is not set."""
     return str(resource_of_environment().get(SERVICE_NAME) or "") or None
-
-
-def _images(*, has_hook: bool) -> bool:
-    """Return the value of `LIGHTSPAN_IMAGES`, or whether there is no hook if that is not set."""
-    value = os.environ.get(IMAGES_VARIABLE) or str(int(not has_hook))
-    if value not in ("0", "1"):
-        raise ConfigError(f"{IMAGES_VARIABLE}={value!r}: give 1 to record images, 0 to leave them")
-    return value == "1"
 
 
 def _share(sample: float | None) -> float:

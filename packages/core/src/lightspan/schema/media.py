@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from lightspan.schema.images import MEDIA_TYPE, Image
 from lightspan.schema.redaction import bounded_text
 
-log = logging.getLogger(__name__)
+_warn_once = cache(logging.getLogger(__name__).warning)
 
 Part = dict[str, Any]
 
@@ -58,7 +58,7 @@ _STRICT_DATA_URL: Final = re.compile(
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\-\r\n]+=*\s*")
 _TYPES: Final = {b"\x89": "image/png", b"\xff": "image/jpeg", b"G": "image/gif", b"R": "image/webp"}
 """First byte of an image whose type the message does not give → type."""
-_DIGESTS: Final = re.compile(r'"sha256":"([0-9a-f]{64})"')
+_DIGESTS: Final = re.compile('"sha256":"([0-9a-f]{64})"')
 _found: ContextVar[dict[str, Image] | None] = ContextVar("lightspan_images", default=None)
 
 
@@ -73,9 +73,8 @@ def images_into(found: dict[str, Image] | None) -> Iterator[None]:
 
 
 def digests_in(attributes: Mapping[str, Any]) -> set[str]:
-    """Return the digests of images, sounds and files to which the attributes of a span refer."""
-    texts = (value for value in attributes.values() if isinstance(value, str))
-    return {digest for text in texts for digest in _DIGESTS.findall(text)}
+    """Return the digests in the references in a span's messages to images, sounds and files."""
+    return {digest for value in attributes.values() for digest in _DIGESTS.findall(str(value))}
 
 
 def is_media(part: Any) -> bool:
@@ -86,6 +85,18 @@ def is_media(part: Any) -> bool:
 def is_reference(part: Any) -> bool:
     """Return whether a part of a recorded message is a reference to an image, sound or file."""
     return isinstance(part, Mapping) and "modality" in part
+
+
+def with_image(part: Any, images: Mapping[str, Image]) -> Any:
+    """Return a part of a recorded message, or the image of `images` to which it refers.
+
+    The image is a part `image_url` of OpenAI's chats, with a `data:` URL.
+    """
+    image = images.get(str(part.get("sha256"))) if is_reference(part) else None
+    if image is None:
+        return part
+    data = binascii.b2a_base64(image.data, newline=False).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
 
 
 def reference(part: Mapping[str, Any]) -> Part:
@@ -175,14 +186,8 @@ def _blob(text: str, **fields: Any) -> Part:
         if len(data) <= MAX_IMAGE_BYTES:
             found[digest] = Image(digest=digest, media_type=media_type, data=data)
         else:
-            _warn_of_size(digest)
+            _warn_once("lightspan: image %s has %d bytes: it is not recorded", digest, len(data))
     return part
-
-
-@cache
-def _warn_of_size(digest: str) -> None:
-    limit = MAX_IMAGE_BYTES >> 20
-    log.warning("lightspan: image %s is not recorded: it is larger than %d MiB", digest, limit)
 
 
 def _image_type(part: Part, data: bytes) -> str:

@@ -153,16 +153,10 @@ def _pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
 
 def pack_image(attempt: AttemptRef, image: Image) -> PackedImage:
     """Check an image; raise `DataError` if its digest or its type is wrong."""
-    if image.digest != Image.of(image.data, "").digest:
-        raise DataError(
-            f"image {image.digest!r:.80} cannot be stored: its {len(image.data)} bytes have "
-            "another SHA-256 digest"
-        )
-    if MEDIA_TYPE.fullmatch(image.media_type) is None:
-        raise DataError(
-            f"image {image.digest} cannot be stored: {image.media_type!r:.80} is no type of "
-            "images, such as image/png"
-        )
+    digest, kind = Image.of(image.data, "").digest, image.media_type
+    if image.digest != digest or MEDIA_TYPE.fullmatch(kind) is None:
+        what = f"image {image.digest!r:.80} of type {kind!r:.80} cannot be stored"
+        raise DataError(f"{what}: its SHA-256 digest is {digest}, and types are such as image/png")
     return PackedImage(attempt.attempt_id, image)
 
 
