@@ -111,8 +111,8 @@ def _parts(message: Mapping[str, Any]) -> list[str | Image]:
         head, _, data = part["image_url"]["url"].partition(",")
         media_type = head.removeprefix("data:").removesuffix(";base64")
         parts.append(Image.of(base64.b64decode(data), media_type))
-    for call in message.get("tool_calls") or ():
-        parts.append(f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>")
+    calls = message.get("tool_calls") or ()
+    parts += [f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>" for call in calls]
     return parts
 
 
