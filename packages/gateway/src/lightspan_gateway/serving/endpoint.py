@@ -59,6 +59,8 @@ class ServeOptions:
     """Environment variable with the key of `upstream`; None for no key."""
     allow_upstream: Sequence[str] = ()
     """URLs of endpoints named in the run to which the user allows calls to be sent."""
+    image_host: Sequence[str] = ()
+    """Hosts from which images with addresses on the web are fetched."""
     candidate: Path | None = None
     """Folder of a run or model that answers a share of attempts; None for no candidate."""
     share: float | None = None
@@ -219,6 +221,7 @@ def serve(
                 "key": key,
                 "max_tokens": options.max_tokens,
                 "upstream": upstream,
+                "image_hosts": options.image_host,
             }
             gateway = (
                 public_access.ServingGateway(engine, served.routing, **settings)
