@@ -475,6 +475,13 @@ def _conversation(
         conversation = call.conversation()
     elif recorded is not None:
         conversation = with_bytes(recorded_conversation(recorded.span), images)
+        if digests_in(conversation):
+            raise bad_request(
+                "an image of the conversation up to the response that 'previous_response_id' names "
+                "is not in the store: send the whole conversation as 'input'",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
     if conversation is None:
         raise bad_request(
             f"there is no answered response {response_id!r} in this attempt",
