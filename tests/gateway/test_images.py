@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import socket
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.resolver import ThreadedResolver
@@ -527,28 +529,28 @@ def test_hosts_are_names(hosts: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["unstreamed", "streamed"])
 async def test_a_retry_of_a_fetched_image_sees_the_same_bytes(store: Store, stream: bool) -> None:
     """The address has other bytes when the gateway is started again and the call is retried."""
-    import asyncio
-
     gate = Gate()
     files = [RED.data, BLUE.data]
 
     def script(request: Any) -> Say:
         return Say(text="A red one.", gates={3: gate})
 
-    async with site(now=lambda: web.Response(body=files.pop(0))) as (host, requested):
-        async with seeing(store, script, limits=allowing(host)) as rig:
-            body = CHAT.body(user(web_image(CHAT, f"http://{host}/now")), stream=stream)
-            task = asyncio.create_task(post(rig, CHAT, body))
-            await gate.reached.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: len(rig.engine.cancelled) == 1)
-            await rig.restart()
-            gate.open()
-            status, answer = await post(rig, CHAT, body)
-            assert status == 200, answer
-            [record] = await rig.records()
-            first, second = rig.engine.requests
+    async with (
+        site(now=lambda: web.Response(body=files.pop(0))) as (host, requested),
+        seeing(store, script, limits=allowing(host)) as rig,
+    ):
+        body = CHAT.body(user(web_image(CHAT, f"http://{host}/now")), stream=stream)
+        task = asyncio.create_task(post(rig, CHAT, body))
+        await gate.reached.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: len(rig.engine.cancelled) == 1)
+        await rig.restart()
+        gate.open()
+        status, answer = await post(rig, CHAT, body)
+        assert status == 200, answer
+        [record] = await rig.records()
+        first, second = rig.engine.requests
     digest = RED.digest if stream else BLUE.digest
     assert requested == ["now"] * (1 if stream else 2)
     assert [image.digest for image in record.images] == [digest]
@@ -678,8 +680,6 @@ async def test_an_endpoint_gets_images_untouched(store: Store, url: str) -> None
 async def test_serve_answers_images_and_stores_nothing() -> None:
     engine = ScriptedEngine(ByteTokenizer(), "Red.", capabilities=SEEING)
     routing = Routing(default=Target(route=Route.POLICY, policy="policy"))
-    import aiohttp
-
     async with (
         site(red=RED.data) as (host, _),
         ServingGateway(engine, routing, image_hosts=[host]) as gateway,
