@@ -14,6 +14,7 @@ from lightspan.stores import open_store
 
 STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
 SAMPLE_VARIABLE: Final = "LIGHTSPAN_SAMPLE"
+IMAGES_VARIABLE: Final = "LIGHTSPAN_IMAGES"
 REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
 SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
 RESOURCE_VARIABLE: Final = "OTEL_RESOURCE_ATTRIBUTES"
@@ -28,6 +29,7 @@ class RecordOptions:
     service: str
     sample: float = 1.0
     redact: Redact | str | None = None
+    images: bool = True
 
 
 def read_options(
@@ -35,14 +37,15 @@ def read_options(
     service: str | None,
     sample: float | None,
     redact: Redact | str | None,
+    images: bool | None,
 ) -> RecordOptions | None:
     """Return the options of recording, from the arguments and the environment.
 
     None if no store is given, so that nothing is to be recorded.
 
     Raises:
-        ConfigError: the store is in memory, `sample` is not from 0 to 1, or `redact` is not a
-            function or its name, or cannot be imported.
+        ConfigError: the store is in memory, `sample` is not from 0 to 1, `LIGHTSPAN_IMAGES` is not
+            0 or 1, or `redact` is not a function or its name, or cannot be imported.
     """
     url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
     if not url:
@@ -58,6 +61,7 @@ def read_options(
         service=service or service_of_environment() or UNNAMED_SERVICE,
         sample=_share(sample),
         redact=find_hook(hook) if hook else None,
+        images=_images(has_hook=bool(hook)) if images is None else images,
     )
 
 
@@ -76,6 +80,14 @@ def resource_of_environment() -> dict[str, Any]:
 def service_of_environment() -> str | None:
     """Return the name of the service from the environment; None if it is not set."""
     return str(resource_of_environment().get(SERVICE_NAME) or "") or None
+
+
+def _images(*, has_hook: bool) -> bool:
+    """Return the value of `LIGHTSPAN_IMAGES`, or whether there is no hook if that is not set."""
+    value = os.environ.get(IMAGES_VARIABLE) or str(int(not has_hook))
+    if value not in ("0", "1"):
+        raise ConfigError(f"{IMAGES_VARIABLE}={value!r}: give 1 to record images, 0 to leave them")
+    return value == "1"
 
 
 def _share(sample: float | None) -> float:
