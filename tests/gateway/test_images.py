@@ -521,7 +521,7 @@ async def test_a_slow_host_is_left(store: Store) -> None:
     "hosts", ["a.example", ["https://a.example"], ["a.example/b"], [""], ["*"]]
 )
 def test_hosts_are_names(hosts: Any) -> None:
-    with pytest.raises(ConfigError, match="must be in a list of hosts"):
+    with pytest.raises(ConfigError, match="is not in a list of hosts"):
         GatewayLimits().with_hosts(hosts)
 
 

@@ -41,13 +41,16 @@ class ImageLimits:
         Raises:
             ConfigError: a host is none, such as a URL.
         """
-        hosts = [self.hosts] if isinstance(self.hosts, str) else self.hosts
-        for host in hosts:
-            if isinstance(self.hosts, str) or _HOST.fullmatch(host) is None:
-                raise ConfigError(
-                    f"image_hosts: {host!r} must be in a list of hosts, without scheme and path, "
-                    'such as ["cdn.example.com", "*.example.com", "127.0.0.1:8080"]'
-                )
+        for host in self.hosts:
+            if _HOST.fullmatch(host) is None:
+                raise _no_hosts(host)
+
+
+def _no_hosts(value: str) -> ConfigError:
+    return ConfigError(
+        f"image_hosts: {value!r} is not in a list of hosts, without scheme and path, such as "
+        '["cdn.example.com", "*.example.com", "127.0.0.1:8080"]'
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +94,9 @@ class GatewayLimits(ServerLimits):
         Raises:
             ConfigError: a host is none.
         """
-        if not hosts:
-            return self
-        allowed = hosts if isinstance(hosts, str) else (*self.images.hosts, *hosts)
-        return replace(self, images=replace(self.images, hosts=allowed))
+        if isinstance(hosts, str):
+            raise _no_hosts(hosts)
+        return replace(self, images=replace(self.images, hosts=(*self.images.hosts, *hosts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
