@@ -23,6 +23,7 @@ from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import ServedRun
 from lightspan_gateway.http_server import check_port
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.serving import public_access
 from lightspan_gateway.serving.candidate.access import PREFIX
@@ -182,13 +183,15 @@ def serve(
 
     Raises:
         ConfigError: the folder is no complete run and no model, the address is unsafe, the port is
-            not available, or an endpoint of the run is not allowed (`check_upstreams`).
+            not available, a host of images is none, or an endpoint of the run is not allowed
+            (`check_upstreams`).
         ModelError: a model or adapter cannot be loaded, or has no chat template.
         EngineError: the engine failed.
     """
     options, lines = options or ServeOptions(), reporter or default_reporter()
     check_device_name(options.device)
     key, upstream = options.key(), options.upstream_endpoint()  # before minutes of loading
+    GatewayLimits().with_hosts(options.image_host)  # raises for a host that is none
     served, path = load_served(folder)
     candidate = None
     if options.candidate is None:
