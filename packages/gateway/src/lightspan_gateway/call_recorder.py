@@ -12,8 +12,11 @@ from lightspan.schema import semconv as c
 from lightspan.schema.content import without_keys
 from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import dump_json
+from lightspan.schema.images import Image
+from lightspan.schema.media import images_into
+from lightspan.schema.records import AttemptRef
 from lightspan.schema.redaction import bounded_text
-from lightspan.schema.routing import agent_name
+from lightspan.schema.routing import Route, agent_name
 from lightspan.schema.spans import (
     Attributes,
     Span,
@@ -122,11 +125,11 @@ class CallRecorder(CallLog):
             records: the tokens that were sampled for the call.
         """
         session = info.session
-        span = await to_thread_if_large(
-            info.size, call_span, info, outcome, attributes, end, message
-        )
+        size = max(info.size, sum(len(image.data) for image in info.images.values()))
+        span = await to_thread_if_large(size, call_span, info, outcome, attributes, end, message)
         stored = StoredCall(span=span, records=[*records], epoch=session.claim.attempt.epoch)
-        task = self.background(self._store.add_calls([stored]))
+        images = [i for i in info.images.values() if i.digest not in session.stored_images]
+        task = self.background(self._write(stored, images, session))
         done, _ = await asyncio.wait([task], timeout=self._store_timeout_s)
         if not done:
             self._report_damage(
@@ -135,6 +138,15 @@ class CallRecorder(CallLog):
             task.add_done_callback(_retrieve_error)
         elif (error := task.exception()) is not None:
             self._report_damage(session, f"the store refused a call: {error}")
+
+    async def _write(
+        self, call: StoredCall, images: Sequence[Image], session: CallerSession
+    ) -> None:
+        if images:  # before what refers to them
+            attempt = AttemptRef(session.attempt_id, call.epoch)
+            await self._store.add_images(attempt, images)
+            session.stored_images.update(image.digest for image in images)
+        await self._store.add_calls([call])
 
     async def update_outcome(self, info: CallInfo, outcome: CallOutcome) -> None:
         attempt_id, call_id = info.session.attempt_id, info.call_id
@@ -198,6 +210,9 @@ def call_span(
         message: error message; empty if there is no error.
     """
     session = info.session
+    is_proxied = info.target.route is Route.ENDPOINT  # else the images are read already
+    with images_into(info.images if is_proxied else None):
+        messages = request_attributes(info.body)
     request: Attributes = {
         c.CALL_ID: info.call_id,
         c.AGENT_PATH: info.agent_path,
@@ -206,7 +221,7 @@ def call_span(
         c.ROUTE: info.target.route.value,
         c.CALL_OUTCOME: outcome.value,
         c.REQUEST_HASH: info.body_hash,
-        **request_attributes(info.body),
+        **messages,
     }
     # the gateway itself keeps the conversation, and records it whole
     request.pop(c.CALL_CONTEXT, None)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar, Final
 
@@ -17,6 +17,7 @@ from lightspan.errors import StoreError
 from lightspan.progress import plural
 from lightspan.protocols.engine import TokenEngine
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import Claim
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.resources import routing_of
@@ -110,6 +111,9 @@ class TrainingAccess(AccessPolicy):
             status = session.claim.attempt.status
             raise ApiError(403, f"attempt {session.attempt_id} has ended ({status})")
         return session
+
+    async def images(self, digests: Collection[str]) -> Mapping[str, Image]:
+        return await self._store.images(sorted(digests))
 
     def sessions(self) -> list[CallerSession]:
         return list(self._open.values())
@@ -291,6 +295,10 @@ class Gateway(Server):
         host: address of the interface to listen on.
         port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
+        image_hosts: hosts from which images are fetched (`ImageLimits.hosts`).
+
+    Raises:
+        ConfigError: a host is none.
     """
 
     is_refused: ClassVar[Callable[[str, Any], bool]] = staticmethod(is_refused)
@@ -305,8 +313,9 @@ class Gateway(Server):
         host: str = "127.0.0.1",
         port: int = 0,
         limits: GatewayLimits | None = None,
+        image_hosts: Sequence[str] = (),
     ) -> None:
-        limits = limits or GatewayLimits()
+        limits = (limits or GatewayLimits()).with_hosts(image_hosts)
         access = TrainingAccess(
             store, store_timeout_s=limits.store_timeout_s, replay_wait_s=limits.replay_wait_s
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lightspan.errors import DataError
+from lightspan.schema.images import MEDIA_TYPE, Image
 from lightspan.schema.records import AttemptRef, Peer, Rollout
 from lightspan.schema.reward import reward_of
 from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME, REWARD_CALL_ID, is_feedback
@@ -81,6 +82,15 @@ class PackedCall(NamedTuple):
         return self.span.size + sum(record.size for record in self.records)
 
 
+class PackedImage(NamedTuple):
+    attempt_id: str
+    image: Image
+
+    @property
+    def size(self) -> int:
+        return len(self.image.data)
+
+
 def pack_rollout(rollout: Rollout) -> PackedRollout:
     """Serialise a rollout.
 
@@ -139,6 +149,15 @@ def _pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
     key = (record.call_id, record.choice, record.sequence_start)
     arrays = (record.prompt, record.response, record.logprob_data)
     return PackedRecord(*key, record.late, head, *arrays)
+
+
+def pack_image(attempt: AttemptRef, image: Image) -> PackedImage:
+    """Check an image; raise `DataError` if its digest or its type is wrong."""
+    digest, kind = Image.of(image.data, "").digest, image.media_type
+    if image.digest != digest or MEDIA_TYPE.fullmatch(kind) is None:
+        what = f"image {image.digest!r:.80} of type {kind!r:.80} cannot be stored"
+        raise DataError(f"{what}: its SHA-256 digest is {digest}, and types are such as image/png")
+    return PackedImage(attempt.attempt_id, image)
 
 
 def pack_peer(peer: Peer) -> bytes:
