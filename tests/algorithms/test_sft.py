@@ -29,6 +29,7 @@ from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
 from lightspan_tools.export import Filter, export_store
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.torch import TorchLearner
