@@ -16,7 +16,8 @@ samples answers of 32 tokens.
 
 Each measurement has a process of its own. CPU time is that of the process, of the best of three
 rounds; an engine's is divided by the tokens that it sampled. Exit status 1 if a group over one
-image, or an update on its rows, costs more than half of eight encodings.
+image costs more than half of one over eight images or more than transformers' `generate`, or an
+update on its rows more than half of the loop.
 """
 
 from __future__ import annotations
@@ -267,11 +268,15 @@ def figures(found: dict[str, dict[str, float]]) -> list[Figure]:
         "what": "engine, a group of 8 over one image, a sampled token",
         "unit": "CPU-ms",
         "ours": one["cpu_ms"],
-        "at_least": TWICE,
     }
     return [
-        Figure(**asked, peer="eight images", theirs=eight["cpu_ms"]),
-        Figure(**asked, peer="transformers", theirs=found["transformers, generate"]["cpu_ms"]),
+        Figure(**asked, peer="eight images", theirs=eight["cpu_ms"], at_least=TWICE),
+        Figure(
+            **asked,
+            peer="transformers",
+            theirs=found["transformers, generate"]["cpu_ms"],
+            at_least=1,
+        ),
         Figure(
             what="learner, an update on the group's rows",
             unit="CPU-s",
