@@ -11,6 +11,8 @@ samples answers of 32 tokens.
   the image of each.
 - learner: an update on the eight rows of the group, the vision part frozen. It is compared with a
   loop over transformers' model with the same loss, which encodes the image of each row.
+- step: a whole step of GRPO over four images, a group of eight for each, without app and HTTP,
+  compared with TRL 1.16's `GRPOTrainer`.
 - memory: growth of the process during the first update, which encodes the image. It is compared
   with an update on eight rows of text of equal length, in the same places.
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import resource
 import subprocess
 import sys
@@ -35,11 +38,12 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from _peers import run_peer
 from _report import Figure, finish, options_of
 
 from lightspan.lightning.rows import Response, Row
 from lightspan.protocols.engine import GenerationRequest, ImageTokenizer
-from lightspan.protocols.learner import Optimizer, SFTLoss
+from lightspan.protocols.learner import Optimizer, PolicyLoss, SFTLoss
 from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
@@ -50,6 +54,8 @@ from lightspan_torch.learner.torch import TorchLearner
 from lightspan_torch.vision import features
 
 GROUP: Final = 8
+IMAGES: Final = 4
+RATE: Final = 1e-4
 ANSWER: Final = 32
 SIZE: Final = 224
 ROUNDS: Final = 3
@@ -101,40 +107,37 @@ def rows(folder: Path, *, with_images: bool) -> list[Row]:
                 for place in places:
                     ids[place] = 20 + place % 50
         answer = torch.randint(20, 300, (ANSWER,)).tolist()
-        mask = [False] * len(ids) + [True] * ANSWER
-        floats = [1.0] * len(mask)
-        built.append(
-            Row(
-                rollout_id=str(number),
-                policy="policy",
-                ids=[*ids, *answer],
-                mask=mask,
-                advantages=floats,
-                weights=[1 / (GROUP * ANSWER)] * len(mask),
-                logprobs=[0.0] * len(mask),
-                versions=[0] * len(mask),
-                temperatures=floats,
-                responses=(Response(len(ids), ANSWER),),
-                images=images if with_images else (),
-            )
-        )
+        prompt_of = (ids, images if with_images else ())
+        built.append(row_of(str(number), prompt_of, answer, [0.0] * ANSWER, 1.0))
     return built
+
+
+def row_of(
+    name: str, prompt: Prompt, answer: list[int], logprobs: list[float], advantage: float
+) -> Row:
+    """Return the row of one answer."""
+    ids, images = prompt
+    before, size = len(ids), len(answer)
+    return Row(
+        rollout_id=name,
+        policy="policy",
+        ids=[*ids, *answer],
+        mask=[False] * before + [True] * size,
+        advantages=[advantage] * (before + size),
+        weights=[1 / (GROUP * size)] * (before + size),
+        logprobs=[0.0] * before + logprobs,
+        versions=[0] * (before + size),
+        temperatures=[1.0] * (before + size),
+        call_ids=((name, 0),),
+        responses=(Response(before, size),),
+        images=images,
+    )
 
 
 # --- the measurements -----------------------------------------------------------------------
 def engine(folder: Path, images: int) -> dict[str, float]:
     """Return the CPU milliseconds per sampled token of a group about so many images."""
     asked = prompts(folder, images)
-
-    async def generate(engine: TransformersEngine, number: int, prompt: Prompt) -> int:
-        request = GenerationRequest(
-            request_id=str(number),
-            policy="policy",
-            prompt_ids=prompt[0],
-            images=prompt[1],
-            sampling=Sampling(max_tokens=ANSWER),
-        )
-        return sum([len(chunk.ids) async for chunk in engine.generate(request, stream=False)])
 
     async def rounds() -> float:
         best = float("inf")
@@ -143,8 +146,11 @@ def engine(folder: Path, images: int) -> dict[str, float]:
             running = TransformersEngine({"policy": folder}, seed=0)
             await running.start()
             started = time.process_time()
-            counts = await asyncio.gather(*(generate(running, n, p) for n, p in enumerate(asked)))
-            best = min(best, 1e3 * (time.process_time() - started) / sum(counts))
+            answers = await asyncio.gather(
+                *(sample(running, str(n), prompt) for n, prompt in enumerate(asked))
+            )
+            tokens = sum(len(ids) for ids, _ in answers)
+            best = min(best, 1e3 * (time.process_time() - started) / tokens)
             await running.close()
         return best
 
@@ -222,6 +228,82 @@ def plain_loop(folder: Path) -> dict[str, float]:
     return {"cpu_s": best}
 
 
+def step(folder: Path) -> dict[str, float]:
+    """Return the CPU seconds of steps over `IMAGES` images: answers, then an update on them."""
+    shown = [picture(colour, (SIZE, SIZE)) for colour in COLOURS[:IMAGES]]
+    tokenizer = load_tokenizer(folder)
+    assert isinstance(tokenizer, ImageTokenizer)
+    asked = [tokenizer.render_images(image_chat(file, QUESTION)) for file in shown]
+    optimizer = Optimizer(learning_rate=RATE)
+    rng = random.Random(1)
+
+    async def steps() -> list[dict[str, float]]:
+        learning = TorchLearner({"policy": folder}, optimizer=optimizer)
+        running = TransformersEngine({"policy": folder}, seed=0)
+        await running.start()
+        found = []
+        for version in range(1, ROUNDS + 1):
+            started = time.process_time()
+            groups = [(n, m) for n in range(IMAGES) for m in range(GROUP)]
+            answers = await asyncio.gather(
+                *(sample(running, f"{n}-{m}", asked[n]) for n, m in groups)
+            )
+            built = []
+            for (n, m), (ids, logprobs) in zip(groups, answers, strict=True):
+                built.append(row_of(f"{n}-{m}", asked[n], ids, logprobs, rng.choice((-1.0, 1.0))))
+            learning.update(built, PolicyLoss())
+            await learning.publish(running, {"policy": version})
+            tokens = sum(len(ids) for ids, _ in answers)
+            found.append({"cpu_s": time.process_time() - started, "tokens": tokens})
+        await running.close()
+        return found
+
+    return best_step(asyncio.run(steps()))
+
+
+async def sample(
+    engine: TransformersEngine, name: str, prompt: Prompt
+) -> tuple[list[int], list[float]]:
+    """Return the ids of an answer and their log-probabilities."""
+    request = GenerationRequest(
+        request_id=name,
+        policy="policy",
+        prompt_ids=prompt[0],
+        images=prompt[1],
+        sampling=Sampling(max_tokens=ANSWER),
+    )
+    ids: list[int] = []
+    logprobs: list[float] = []
+    async for chunk in engine.generate(request, stream=False):
+        ids += chunk.ids
+        logprobs += chunk.logprobs
+    return ids, logprobs
+
+
+def best_step(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the CPU milliseconds per sampled token of the best step, and its tokens."""
+    found = [(1e3 * each["cpu_s"] / each["tokens"], each["tokens"]) for each in steps]
+    return dict(zip(("cpu_ms", "tokens"), min(found), strict=True))
+
+
+def trl_step(folder: Path) -> dict[str, float]:
+    """Return the same of TRL's GRPO, in its own environment."""
+    with tempfile.TemporaryDirectory() as images:
+        for number, colour in enumerate(COLOURS[:IMAGES]):
+            (Path(images) / f"{number}.png").write_bytes(picture(colour, (SIZE, SIZE)))
+        options = {
+            "--model": folder,
+            "--images": images,
+            "--question": QUESTION,
+            "--answer": ANSWER,
+            "--steps": ROUNDS,
+            "--group": GROUP,
+            "--learning-rate": RATE,
+        }
+        arguments = [str(word) for pair in options.items() for word in pair]
+        return best_step(run_peer("trl-1.16.0-images", "peer_vision.py", *arguments))
+
+
 def peak_mib() -> float:
     """Return the maximum resident size of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -234,6 +316,8 @@ MEASUREMENTS: Final[dict[str, Callable[[Path], dict[str, float]]]] = {
     "learner, images": lambda folder: learner(folder, with_images=True),
     "learner, text": lambda folder: learner(folder, with_images=False),
     "transformers, loop": plain_loop,
+    "step": step,
+    "TRL, step": trl_step,
 }
 
 
@@ -283,6 +367,14 @@ def figures(found: dict[str, dict[str, float]]) -> list[Figure]:
             ours=images["cpu_s"],
             peer="transformers",
             theirs=found["transformers, loop"]["cpu_s"],
+            at_least=TWICE,
+        ),
+        Figure(
+            what="a step over 4 images in groups of 8, a sampled token",
+            unit="CPU-ms",
+            ours=found["step"]["cpu_ms"],
+            peer="TRL 1.16 GRPO",
+            theirs=found["TRL, step"]["cpu_ms"],
             at_least=TWICE,
         ),
         Figure(
