@@ -250,9 +250,9 @@ class TransformersEngine(TokenEngine):
         self._check_usable()
         worker = self._worker(request.policy)
         state = await worker.grammar_start(request.grammar) if request.grammar else None
+        job = worker.admit(request, state, stream=stream)
         if request.images:
             await worker.prepare(request)
-        job = worker.admit(request, state, stream=stream)
         self._requests += 1
         try:
             await worker.submit(job)
@@ -387,14 +387,9 @@ class _PolicyWorker:
         """Decode the images of a request, in a thread.
 
         Raises:
-            UnsupportedError: the policy's model sees no images.
             PromptRefused: an image is damaged, or does not fit the prompt.
         """
-        if self.vision is None:
-            raise UnsupportedError(
-                f"request {request.request_id} has images, and policy {self.policy} takes none: "
-                f"{self._no_images}"
-            )
+        assert self.vision is not None, "`admit` has refused the request"
         try:
             await asyncio.to_thread(self.vision.see, request.prompt_ids, request.images)
         except DataError as error:
@@ -418,6 +413,7 @@ class _PolicyWorker:
             context=self._context,
             vocabulary=self._vocabulary,
             options="the engine's options context_length and num_blocks",
+            no_images=self._no_images,
         )
         return _Job(request, state, self.tokenizer, limit=limit, stream=stream)
 
@@ -467,15 +463,9 @@ class _PolicyWorker:
             return self._low_rank.change(weights, self.policy)
         assert not isinstance(weights, LoRAWeights)
         change = weight_change(self._model, weights, self.policy)
-        if self.vision is None or not self.vision.differs(weights):
-            return change
-        vision = self.vision
-
-        def change_both() -> None:
-            change()
-            vision.forget()
-
-        return change_both
+        return (
+            change if self.vision is None else partial(_change_both, self.vision, weights, change)
+        )
 
     async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
         """Replace the weights as described in the module's docstring."""
@@ -518,7 +508,7 @@ class _PolicyWorker:
             if self._batcher is not None:
                 await asyncio.to_thread(self._batcher.stop)
                 self._spent_cpu_s = self._batcher.cpu_s
-            self._batcher = self._model = self._low_rank = None
+            self._batcher = self._model = self._low_rank = self.vision = None
 
     def _start(self) -> Batcher:
         self._loop = asyncio.get_running_loop()
@@ -686,6 +676,14 @@ class _Job:
         )
         self._sent = len(self.ids)
         self._chunks.put_nowait(chunk)
+
+
+def _change_both(vision: Vision, weights: Mapping[str, Any], change: Callable[[], None]) -> None:
+    """Replace a model's weights by `change`, and forget features that are of other ones."""
+    is_other = vision.differs(weights)
+    change()
+    if is_other:
+        vision.forget()
 
 
 def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:
