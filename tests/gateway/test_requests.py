@@ -296,7 +296,7 @@ KEPT = {
             {"type": "image_url", "image_url": {"url": DATA_URL}},
             "messages[0].content[1]",
             "only text is understood; images ('image_url') need a policy whose model sees, such as "
-            "Qwen2.5-VL",
+            "Qwen2.5-VL, and the embedded engine",
         ),
         (
             "user",
