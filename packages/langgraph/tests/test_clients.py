@@ -193,14 +193,15 @@ def test_a_client_that_asks_the_attempts_endpoint_itself_is_recorded_there(
     assert run.tree == ["invoke_agent writer @writer"]
 
 
-@pytest.mark.parametrize("through_gateway", [True, False], ids=["gateway", "endpoint"])
-@pytest.mark.parametrize("options", [{}, {"use_responses_api": True}], ids=["chat", "responses"])
+@pytest.mark.parametrize(
+    ("options", "through_gateway"),
+    [({}, True), ({"use_responses_api": True}, True), ({}, False)],
+    ids=["chat", "responses", "chat-endpoint"],
+)
 def test_an_image_of_a_message(
-    seeing_stage: Stage, through_gateway: bool, options: dict[str, Any]
+    seeing_stage: Stage, options: dict[str, Any], through_gateway: bool
 ) -> None:
     """Check LangChain's own content block, which its client writes in each API's form."""
-    if options and not through_gateway:
-        pytest.skip("the scripted endpoint of a stage answers chats alone")
     played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
     block = create_image_block(base64=b64encode(RED).decode(), mime_type="image/png")
     content: Any = [{"type": "text", "text": f"You are writer. {played.text}"}, block]

@@ -103,6 +103,14 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
             algorithm.check(engine, CAPABILITIES)
 
 
+def test_an_engine_that_takes_images_is_refused_before_a_rollout(tmp_path: Path) -> None:
+    """The embedded engine takes images if the model sees, and verl has no such rows."""
+    engine = EngineCapabilities(exact_tokens=True, images=("policy",))
+    with pytest.raises(UnsupportedError, match="takes images for policy, which the learner cannot"):
+        LightningRL(tmp_path).check(engine, CAPABILITIES)
+    LightningRL(tmp_path).check(EngineCapabilities(exact_tokens=True), CAPABILITIES)
+
+
 def test_mixed_temperatures_are_refused_where_they_are_not_declared() -> None:
     rows = [random_row([5, 6, 7, 8], random.Random(seed), "ro", "writer") for seed in range(9)]
     LearnerCapabilities().check_temperatures(rows)
