@@ -202,7 +202,7 @@ def image_of(part: Mapping[str, Any]) -> Image:
         DataError: the part has no `data:` URL of an image with valid base64.
     """
     inner = part.get("image_url")
-    url = inner.get("url") if isinstance(inner, Mapping) else None
+    url = inner.get("url") if isinstance(inner, Mapping) else inner
     found = _DATA_URL.match(url) if isinstance(url, str) else None
     if not isinstance(url, str) or found is None:
         raise DataError(
@@ -240,7 +240,7 @@ def seeing_tokenizer(
 
 
 def _processor_template(folder: Path) -> str | None:
-    """Return the chat template that older models have beside their processor; None without one."""
+    """Return the chat template that older models have next to their processor; None without one."""
     file = folder / "chat_template.json"
     if not file.is_file():
         return None
