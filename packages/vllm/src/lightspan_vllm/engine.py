@@ -65,9 +65,10 @@ CAPABILITIES: Final = EngineCapabilities(
     temperatures=TEMPERATURES,
     in_place_update=True,
     trainable_truncation=True,
+    images=(),
 )
-"""Calls with a grammar are refused. vLLM has grammars, but it is not verified that it masks the
-same tokens as the learner."""
+"""Calls with images are refused, whatever the model. Calls with a grammar are refused: vLLM has
+grammars, but it is not verified that it masks the same tokens as the learner."""
 INSTALL_HINT: Final = (
     "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/guides/vllm.md says, and "

@@ -534,7 +534,10 @@ def images_advice(kind: object, expected: str) -> str:
     """
     if kind not in IMAGE_TYPES.values():
         return ""
-    return f"; images ({expected!r}) need a policy whose model sees, such as Qwen2.5-VL"
+    return (
+        f"; images ({expected!r}) need a policy whose model sees, such as Qwen2.5-VL, and the "
+        "embedded engine"
+    )
 
 
 def _content(content: Any, where: str) -> str | list[Any] | None:
