@@ -282,21 +282,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def shares_model(self, policy: str) -> bool:
         """Return whether another policy with LoRA starts from the same model."""
-        identity = _identity(self.models[policy])
-        return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
-
-    def copies(self) -> list[tuple[str, ...]]:
-        """Return the policies that use each copy of a model in the engine, one tuple per copy.
-
-        Policies with LoRA on the same model share one copy of the model. Each other policy has its
-        own.
-        """
-        groups: dict[tuple[bool, str], list[str]] = {}
-        for policy, model in self.models.items():
-            is_shared = policy in self.lora
-            name = _identity(model) if is_shared else policy
-            groups.setdefault((is_shared, name), []).append(policy)
-        return [tuple(policies) for policies in groups.values()]
+        identity = model_identity(self.models[policy])
+        return any(model_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,7 +337,7 @@ class EngineSpec(Protocol):
         """
 
 
-def _identity(model: Any) -> str:
+def model_identity(model: Any) -> str:
     """Return the name or path of a model; for a loaded model, the `id` of the object as text."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else str(id(model))
 
