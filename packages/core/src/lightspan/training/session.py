@@ -7,10 +7,10 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -55,7 +55,7 @@ from lightspan.training.settings import TrainerSettings
 T = TypeVar("T")
 
 
-class Session:
+class Session(AbstractAsyncContextManager["Session"]):
     """One run of `fit`, `evaluate` or a dry run; the `TrainerContext` of its algorithm.
 
     Args:
@@ -119,9 +119,6 @@ class Session:
         self._is_resumable = False
         """Whether a training began, so that `resume=True` may continue it after an error."""
         self._rewards: Rewards | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
