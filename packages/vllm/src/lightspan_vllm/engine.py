@@ -39,8 +39,8 @@ from lightspan.protocols.engine import (
     EngineCapabilities,
     GenerationRequest,
     LoRAWeights,
-    Probe,
     ProbedEngine,
+    Score,
     TokenChunk,
     TokenEngine,
 )
@@ -54,6 +54,7 @@ from lightspan_vllm.requirements import check_parallel, max_lora_rank
 from lightspan_vllm.server_pool import TEMPERATURES, ServerPool, first_of
 from lightspan_vllm.supervised_server import Server
 from lightspan_vllm.timings import ServerTimings
+from lightspan_vllm.weight_sync_check import Probe, check_probes
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, WeightStore
 
 CAPABILITIES: Final = EngineCapabilities(
@@ -237,8 +238,17 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         await asyncio.shield(asyncio.ensure_future(self._update(pool, policy, weights, version)))
 
     async def probes(self, policy: str) -> list[Probe]:
+        """Answer recent prompts with the current weights on each server of the policy.
+
+        Raises:
+            EngineError: a server failed.
+            NotFoundError: the policy is unknown.
+        """
         self._check_policy(policy)
         return await self._pool(policy).probes(policy)
+
+    async def check_weights(self, policy: str, version: int, score: Score) -> None:
+        await check_probes(await self.probes(policy), policy, version, score)
 
     def usage(self) -> dict[str, float]:
         """Return the usage as `TokenEngine.usage` describes.

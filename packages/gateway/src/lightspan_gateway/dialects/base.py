@@ -385,7 +385,7 @@ def read_fields(
         body: the request.
         rules: rules of the dialect.
         mode: mode of the rollout; in validation only the temperature of `forced` applies.
-        forced: sampling parameters that the algorithm sets (`Target.forced`); None to use those of
+        forced: sampling parameters that the algorithm sets (`Target`); None to use those of
             the request.
         adjust: function that may add or remove entries in the dict of unsupported fields; None if
             there are none to edit.
