@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor.agents.base import BaseAgent
+from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
@@ -97,12 +98,19 @@ class Folder(BaseEnvironment):
 class Agent(BaseAgent):
     """An agent that sends its instruction to the model, and writes the answer to `answer.txt`.
 
-    Options: `side`, the name of a model that it asks first; `forever`, whether it never ends.
+    Its system prompt is the option `system`, `AGENTS.md` and all skills. `instructions.txt` has
+    what it was told.
+
+    Other options: `side`, the name of a model that it asks first; `sub`, the name of an agent that
+    it asks next, by a header; `forever`, whether it never ends.
     """
+
+    capabilities = AgentCapabilities(skills=True)
 
     def __init__(self, logs_dir: Path, **options: Any) -> None:
         self._forever = options.pop("forever", False)
-        self._side = options.pop("side", "")
+        self._side, self._sub = options.pop("side", ""), options.pop("sub", "")
+        self._system = options.pop("system", "")
         super().__init__(logs_dir, **options)
 
     @staticmethod
@@ -115,34 +123,56 @@ class Agent(BaseAgent):
     async def setup(self, environment: BaseEnvironment) -> None:
         pass
 
+    async def _messages(
+        self, instruction: str, environment: BaseEnvironment
+    ) -> list[dict[str, str]]:
+        files = ["AGENTS.md", *([f"{self.skills_dir}/*/SKILL.md"] if self.skills_dir else [])]
+        read = [await environment.exec(f"cat {path} 2>/dev/null") for path in files]
+        told = [self._system, *(each.stdout or "" for each in read)]
+        system = "\n".join(filter(None, told))
+        await self._write(environment, "instructions.txt", f"{system}\n{instruction}")
+        messages = [{"role": "system", "content": system}] if system else []
+        return [*messages, {"role": "user", "content": instruction}]
+
+    async def _write(self, environment: BaseEnvironment, name: str, text: str) -> None:
+        source = self.logs_dir / name
+        source.write_text(text)
+        await environment.upload_file(source, f"/app/{name}")
+
     async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
-        rules = (await environment.exec("cat AGENTS.md 2>/dev/null")).stdout or ""
-        messages = [{"role": "system", "content": rules}] if rules else []
-        messages.append({"role": "user", "content": instruction})
+        messages = await self._messages(instruction, environment)
         assert self.model_name is not None
+        model = self.model_name.partition("/")[2]
         if self._side:
             await asyncio.to_thread(self._ask, self._side, messages)
-        model = self.model_name.partition("/")[2]
+        if self._sub:
+            await asyncio.to_thread(self._ask, model, messages, self._sub)
         answer = await asyncio.to_thread(self._ask, model, messages)
         steps = [{"source": "user", "message": instruction}, {"source": "agent", "message": answer}]
         (self.logs_dir / "trajectory.json").write_text(json.dumps({"steps": steps}))
-        source = self.logs_dir / "answer.txt"
-        source.write_text(answer)
-        await environment.upload_file(source, "/app/answer.txt")
+        await self._write(environment, "answer.txt", answer)
         while self._forever:
             await environment.exec("sleep 1000")
 
-    def _ask(self, model: str, messages: list[dict[str, str]]) -> str:
+    def _ask(self, model: str, messages: list[dict[str, str]], agent: str = "") -> str:
         request = urllib.request.Request(
             f"{self.extra_env['OPENAI_BASE_URL']}/chat/completions",
             json.dumps({"model": model, "messages": messages}).encode(),
             {
                 "Authorization": f"Bearer {self.extra_env['OPENAI_API_KEY']}",
                 "Content-Type": "application/json",
+                **({"x-lightspan-agent": agent} if agent else {}),
             },
         )
         with urllib.request.urlopen(request) as response:
             return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+class Reader(Agent):
+    """An agent that only reads what it is told, and makes no model call."""
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
+        await self._messages(instruction, environment)
 
 
 def write_task(

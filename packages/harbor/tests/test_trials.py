@@ -31,6 +31,7 @@ from lightspan.schema.spans import Span
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan_harbor import HarborTasks, HarborTrial, trial
+from lightspan_harbor.host import SKILL, Memory
 from lightspan_harbor.trial_host import hosting
 from lightspan_testing.wait import until
 
@@ -168,24 +169,46 @@ async def test_an_option_that_harbor_does_not_know(host: Any, tmp_path: Path) ->
 
 
 # --- prompts ----------------------------------------------------------------------------------
-async def test_prompts_reach_the_sandbox(host: Any, tmp_path: Path) -> None:
-    """Check a file in the working folder, an addition to the task, and an absolute path."""
-    check = (
-        'cat AGENTS.md /app/deep/rules.md | tr "\\n" " " | grep -q "one two" && echo 1 || echo 0'
-    )
+PLACES = {
+    "first": "AGENTS.md",
+    "second": "/app/deep/rules.md",
+    "third": "instruction",
+    "fourth": "skill",
+    "fifth": "skill",
+    "sixth": "option:system",
+}
+
+
+async def test_prompts_reach_the_agent(host: Any, tmp_path: Path) -> None:
+    """Check each place: files, an addition to the task, skills, and an option of the agent."""
+    keep = "cp /app/instructions.txt /app/deep/rules.md /logs/verifier; echo 1"
+    write_task(tmp_path, "a", check=f"{keep}) > /logs/verifier/reward.txt")
+    [task] = HarborTasks(tmp_path)
+    texts = {name: f"the {name}\n" for name in PLACES}
+    texts["fifth"] = "---\nname: own\ndescription: Mine.\n---\nthe fifth\n"
+    resources: Any = {name: PromptTemplate(text) for name, text in texts.items()}
+    assert await app("sandboxes:Reader", prompts=PLACES)(task, None, resources) == 1.0
+    [folder] = (tmp_path / "run/trials").glob("*/verifier")
+    assert (folder / "instructions.txt").read_text().splitlines() == [
+        *("the sixth", "", "the first", ""),
+        *("---", "name: own", "description: Mine.", "---", "the fifth"),
+        *("---", "name: fourth", f"description: {SKILL}", "---", "", "the fourth", ""),
+        *("Write done into /app/answer.txt.", "", "the third"),
+    ]
+    assert (folder / "rules.md").read_text() == "the second\n"
+
+
+async def test_prompts_of_one_attempt_are_not_of_the_next(host: Any, tmp_path: Path) -> None:
+    check = "[ -e AGENTS.md ] && echo 1 || echo 0"
     write_task(tmp_path, "a", check=f"{check}) > /logs/verifier/reward.txt")
     [task] = HarborTasks(tmp_path)
-    places = {"first": "AGENTS.md", "second": "/app/deep/rules.md", "third": "instruction"}
-    prompts = {"first": "one", "second": "two", "third": "three"}
-    resources: Any = {name: PromptTemplate(f"{text}\n") for name, text in prompts.items()}
-    assert await app("nop", prompts=places)(task, None, resources) == 1.0
-    assert await app("nop", prompts=places)(task) == 0.0
+    program = app("nop", prompts={"rules": "AGENTS.md"})
+    assert await program(task, None, {"rules": PromptTemplate("Be brief.")}) == 1.0
+    assert await program(task) == 0.0
 
 
 # --- how many at once -------------------------------------------------------------------------
 async def test_sandboxes_share_the_memory(host: Any, tmp_path: Path) -> None:
-    from lightspan_harbor.host import Memory
-
     memory, order = Memory(1000), list[str]()
 
     async def use(name: str, needed_mb: int, until: asyncio.Event) -> None:

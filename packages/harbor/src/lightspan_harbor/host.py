@@ -34,6 +34,8 @@ DEFAULT_MEMORY_MB: Final = 2048
 """Memory of a sandbox whose task names none."""
 MAX_START_S: Final = 120.0
 """Maximum seconds for which a cancelled trial waits for its sandbox to start."""
+SKILL: Final = "Rules for this task. Read them before you begin."
+"""Description of a skill whose text has none."""
 MAX_TEXT: Final = 4_000
 """Maximum characters of an excerpt of the verifier's output or of the trajectory."""
 
@@ -221,6 +223,8 @@ def place_prompts(config: TrialConfig, request: Request) -> list[tuple[str, str]
         elif place == "skill":
             folder = Path(config.trials_dir, f"{config.trial_name}.skills", name)
             folder.mkdir(parents=True, exist_ok=True)
+            if not text.startswith("---"):  # programs ignore a skill without it
+                text = f"---\nname: {name}\ndescription: {SKILL}\n---\n\n{text}"
             (folder / "SKILL.md").write_text(text, "utf-8")
             config.agent.skills.append(str(folder))
         elif place.startswith("option:"):
