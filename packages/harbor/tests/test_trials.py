@@ -182,7 +182,7 @@ PLACES = {
 async def test_prompts_reach_the_agent(host: Any, tmp_path: Path) -> None:
     """Check each place: files, an addition to the task, skills, and an option of the agent."""
     keep = "cp /app/instructions.txt /app/deep/rules.md /logs/verifier; echo 1"
-    write_task(tmp_path, "a", check=f"{keep}) > /logs/verifier/reward.txt")
+    write_task(tmp_path, "a", instruction="Do it.", check=f"{keep}) > /logs/verifier/reward.txt")
     [task] = HarborTasks(tmp_path)
     texts = {name: f"the {name}\n" for name in PLACES}
     texts["fifth"] = "---\nname: own\ndescription: Mine.\n---\nthe fifth\n"
@@ -193,7 +193,7 @@ async def test_prompts_reach_the_agent(host: Any, tmp_path: Path) -> None:
         *("the sixth", "", "the first", ""),
         *("---", "name: own", "description: Mine.", "---", "the fifth"),
         *("---", "name: fourth", f"description: {SKILL}", "---", "", "the fourth", ""),
-        *("Write done into /app/answer.txt.", "", "the third"),
+        *("Do it.", "", "the third"),
     ]
     assert (folder / "rules.md").read_text() == "the second\n"
 
