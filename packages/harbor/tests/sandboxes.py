@@ -98,8 +98,8 @@ class Folder(BaseEnvironment):
 class Agent(BaseAgent):
     """An agent that sends its instruction to the model, and writes the answer to `answer.txt`.
 
-    Its system prompt is the option `system`, `AGENTS.md` and all skills. `instructions.txt` has
-    what it was told.
+    Its system prompt is the option `config.system`, `AGENTS.md` and all skills. `instructions.txt`
+    has what it was told.
 
     Other options: `side`, the name of a model that it asks first; `sub`, the name of an agent that
     it asks next, by a header; `forever`, whether it never ends.
@@ -110,7 +110,7 @@ class Agent(BaseAgent):
     def __init__(self, logs_dir: Path, **options: Any) -> None:
         self._forever = options.pop("forever", False)
         self._side, self._sub = options.pop("side", ""), options.pop("sub", "")
-        self._system = options.pop("system", "")
+        self._system = options.pop("config", {}).get("system", "")
         super().__init__(logs_dir, **options)
 
     @staticmethod
@@ -183,13 +183,14 @@ def write_task(
     check: str = "grep -qs done /app/answer.txt && echo 1 || echo 0) > /logs/verifier/reward.txt",
     agent_s: float = 60,
     dockerfile: str = "",
+    memory_mb: int = 256,
 ) -> Path:
     """Write a task that `done` in `/app/answer.txt` solves, and return its folder."""
     folder = suite / name
     files = {
         "instruction.md": instruction,
         "task.toml": f'version = "1.0"\n[verifier]\ntimeout_sec = 60\n[agent]\ntimeout_sec = '
-        f"{agent_s}\n[environment]\nbuild_timeout_sec = 300\ncpus = 1\nmemory_mb = 256\n",
+        f"{agent_s}\n[environment]\nbuild_timeout_sec = 1800\ncpus = 1\nmemory_mb = {memory_mb}\n",
         "environment/Dockerfile": dockerfile or "FROM scratch\n",
         "solution/solve.sh": "#!/bin/bash\necho done > /app/answer.txt\n",
         "tests/test.sh": f"#!/bin/bash\n({check}\necho checked\n",

@@ -130,7 +130,7 @@ def test_the_request_of_a_trial(tmp_path: Path) -> None:
             "name": "claude-code",
             "model_name": "anthropic/policy",
             "kwargs": {"max_turns": 3},
-            "env": {"SMALL": "title"},
+            "env": {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "SMALL": "title"},
         },
         "environment": {"type": "podman", "override_cpus": 2},
         "timeout_multiplier": 2,

@@ -175,7 +175,7 @@ PLACES = {
     "third": "instruction",
     "fourth": "skill",
     "fifth": "skill",
-    "sixth": "option:system",
+    "sixth": "option:config.system",
 }
 
 
@@ -322,8 +322,14 @@ async def test_a_host_that_dies_is_infrastructure_and_is_replaced(
 
 
 @pytest.mark.faults
-async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) -> None:
-    """Check `kill -9` of the runner: its sandbox is removed, and the rollout succeeds later."""
+@pytest.mark.parametrize("how", ["killed", "paused"])
+async def test_a_runner_that_fails_leaves_no_sandbox(
+    endless: Path, tmp_path: Path, how: str
+) -> None:
+    """Check `kill -9`, and a pause after which the lease is over.
+
+    The sandbox is removed, and a second attempt succeeds.
+    """
     [task] = HarborTasks(endless)
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         await store.enqueue([Rollout(rollout_id="ro", task=task, task_id="a", mode=Mode.VAL)])
@@ -339,7 +345,15 @@ async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) ->
         try:
             await until_there(tmp_path / "began")
             [before] = left(tmp_path)
-            os.kill(runners.pids[0], signal.SIGKILL)
+            [pid] = runners.pids
+            if how == "killed":
+                os.kill(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                while not await store.expire():  # noqa: ASYNC110 - a lease ends by the clock
+                    await asyncio.sleep(0.1)
+                assert before.exists()
+                os.kill(pid, signal.SIGCONT)
             async with asyncio.timeout(60):
                 await until(lambda: not before.exists())
             (tmp_path / "go").touch()
@@ -349,6 +363,8 @@ async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) ->
                     await asyncio.sleep(0.05)
         finally:
             await runners.stop()
+        statuses = [each.status for each in await store.attempts(["ro"])]
+    assert statuses == [AttemptStatus.LOST, AttemptStatus.SUCCEEDED]
     await until_none_left(tmp_path)
 
 
