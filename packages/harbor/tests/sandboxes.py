@@ -181,7 +181,7 @@ def write_task(
     *,
     instruction: str = "Write done into /app/answer.txt.",
     check: str = "grep -qs done /app/answer.txt && echo 1 || echo 0) > /logs/verifier/reward.txt",
-    agent_s: float = 60,
+    agent_s: float = 1800,
     dockerfile: str = "",
     memory_mb: int = 256,
 ) -> Path:
@@ -189,7 +189,7 @@ def write_task(
     folder = suite / name
     files = {
         "instruction.md": instruction,
-        "task.toml": f'version = "1.0"\n[verifier]\ntimeout_sec = 60\n[agent]\ntimeout_sec = '
+        "task.toml": f'version = "1.0"\n[verifier]\ntimeout_sec = 1800\n[agent]\ntimeout_sec = '
         f"{agent_s}\n[environment]\nbuild_timeout_sec = 1800\ncpus = 1\nmemory_mb = {memory_mb}\n",
         "environment/Dockerfile": dockerfile or "FROM scratch\n",
         "solution/solve.sh": "#!/bin/bash\necho done > /app/answer.txt\n",

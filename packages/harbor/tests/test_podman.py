@@ -168,7 +168,7 @@ def test_an_agent_of_the_image_is_trained_with_every_call(mini: str, tmp_path: P
 
     engine = ScriptedEngine(tokenizer, answer, policies={"policy": 0})
     dockerfile = f"FROM {mini}\nWORKDIR /app\n"
-    write_task(tmp_path / "suite", "a", dockerfile=dockerfile, memory_mb=1024, agent_s=1800)
+    write_task(tmp_path / "suite", "a", dockerfile=dockerfile, memory_mb=1024)
     options = {"skip_install": True, "config": {"agent": {"system_template": "Fix it."}}}
     app = trial(agent="mini-swe-agent", environment="podman", options=options)
     algorithm = LightningRL(model, group_size=2, tasks_per_step=1, timeout_s=None)
