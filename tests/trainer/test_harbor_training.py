@@ -1,11 +1,13 @@
-"""Test training on Harbor tasks: the trainer here, the runners in an environment with Harbor.
+"""Test training on Harbor tasks. Sandboxes are folders, so no container is needed.
 
-`LIGHTSPAN_HARBOR_PYTHON` names the interpreter of that environment: Python 3.12 or newer with
-`packages/core packages/programs packages/harbor`. Sandboxes are folders, so no container is needed.
+The runners are in this environment if it has Harbor (`nox -s tests_harbor`). Otherwise
+`LIGHTSPAN_HARBOR_PYTHON` names the interpreter of theirs: Python 3.12 or newer with
+`packages/core packages/programs packages/harbor`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -30,12 +32,13 @@ from lightspan_tools.inspect import inspect_run
 from lightspan_ui.views import RolloutDetail
 from packages.ui.tests.ui_client import serving
 
-PYTHON = os.environ.get("LIGHTSPAN_HARBOR_PYTHON", "")
+HERE = sys.executable if importlib.util.find_spec("harbor") else ""
+PYTHON = os.environ.get("LIGHTSPAN_HARBOR_PYTHON", HERE)
 SANDBOXES = Path(__file__).parents[2] / "packages/harbor/tests"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not PYTHON, reason="LIGHTSPAN_HARBOR_PYTHON names no environment"),
+    pytest.mark.skipif(not PYTHON, reason="no Harbor: LIGHTSPAN_HARBOR_PYTHON names none"),
 ]
 
 
