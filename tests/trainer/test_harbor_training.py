@@ -271,9 +271,9 @@ def test_the_reward_of_trials_rises(tiny: Path, tmp_path: Path) -> None:
     val = write_suite(tmp_path / "val", "xyzw", LETTERS)
     app = trial(agent="sandboxes:Agent", environment="sandboxes:Folder")
     algorithm = LightningRL(
-        tiny, group_size=8, tasks_per_step=2, learning_rate=3e-3, max_tokens=6, timeout_s=None
+        tiny, group_size=8, tasks_per_step=2, learning_rate=1e-2, max_tokens=6, timeout_s=None
     )
-    options: dict[str, Any] = {"steps": 8, "folder": tmp_path / "run", "validate_every": 0}
+    options: dict[str, Any] = {"steps": 20, "folder": tmp_path / "run", "validate_every": 20}
     trainer = Trainer(algorithm, runners=runners(4), reporter=SilentReporter(), **options)
     result = trainer.fit(app, tasks, val)
     before, after = (evaluation.mean for evaluation in result.evaluations)
