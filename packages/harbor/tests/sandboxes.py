@@ -9,7 +9,9 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,15 @@ class Folder(BaseEnvironment):
         broken = self.environment_dir / "broken"
         if broken.exists():
             raise RuntimeError(broken.read_text())
-        parent = os.environ.get("SANDBOXES")
-        self.root = Path(tempfile.mkdtemp(prefix="sandbox-", dir=parent))
+        parent = os.environ.get("SANDBOXES") or tempfile.gettempdir()
+        self.root = Path(parent, f"sandbox-{uuid.uuid4().hex}")
+        await asyncio.to_thread(self._make)
+
+    def _make(self) -> None:
+        """Make the folders, as a program that a cancellation does not end."""
+        if (pause := self.environment_dir / "pause").exists():
+            (self.environment_dir / "starting").touch()
+            time.sleep(float(pause.read_text()))
         for name in ("app", "logs/agent", "logs/verifier", "logs/artifacts", "tests", "solution"):
             (self.root / name).mkdir(parents=True)
 

@@ -290,6 +290,26 @@ async def test_a_cancelled_attempt_leaves_no_sandbox(
     assert host.is_alive
 
 
+async def test_a_stop_while_a_sandbox_starts_leaves_none(endless: Path, tmp_path: Path) -> None:
+    """Check a runner that cancels its attempt and ends, as at Ctrl-C.
+
+    The host is told both. The sandbox is there when it has been told.
+    """
+    [task] = HarborTasks(endless)
+    environment = Path(task["path"], "environment")
+    (environment / "pause").write_text("1")
+    async with hosting(tmp_path / "run/trials") as host:
+        running = asyncio.create_task(app("oracle")(task))
+        await until_there(environment / "starting")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    async with asyncio.timeout(60):
+        await until(lambda: not host.is_alive)
+    assert left(tmp_path) == []
+    assert not (tmp_path / "began").exists()
+
+
 async def test_a_lost_lease_leaves_no_sandbox(host: Any, endless: Path, tmp_path: Path) -> None:
     """Check an attempt whose rollout another process has cancelled, as when its lease is over."""
     async with open_store("memory:") as store:
