@@ -133,6 +133,12 @@ def shell(command: str) -> str:
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
+def address() -> str:
+    """Return an address of this machine that containers reach: each has a network of its own."""
+    done = subprocess.run(["hostname", "-I"], check=True, capture_output=True, text=True)
+    return done.stdout.split()[0]
+
+
 SUBMIT = shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 SOLUTION = (shell("cat answer.txt"), shell("echo done > answer.txt"), SUBMIT)
 
@@ -178,6 +184,7 @@ def test_an_agent_of_the_image_is_trained_with_every_call(mini: str, tmp_path: P
         runners=LocalRunners(2),
         steps=1,
         engine=engine,
+        gateway=address(),
         folder=folder,
         reporter=SilentReporter(),
     ).fit(app, HarborTasks(tmp_path / "suite"))
