@@ -84,12 +84,12 @@ def mini(tmp_path: Path) -> str:
         packages = ["mini-swe-agent==2.4.6", "litellm==1.110.2"]
         install = ["-m", "pip", "install", "-q", "--no-compile", *wheels, *packages]
         subprocess.run([sys.executable, *install], check=True)
-        start = '#!/bin/sh\\nPYTHONPATH=/opt/mini exec python3 -m minisweagent.run.mini "$@"\\n'
+        start = '#!/bin/sh\\nPYTHONPATH=/srv/mini exec python3 -m minisweagent.run.mini "$@"\\n'
         (folder / "Dockerfile").write_text(
-            f"FROM {IMAGE}\nCOPY mini /opt/mini\n"
+            f"FROM {IMAGE}\nCOPY mini /srv/mini\n"
             f"RUN printf '{start}' > /usr/local/bin/mini-swe-agent"
             " && chmod +x /usr/local/bin/mini-swe-agent\n"
-            "RUN python3 -m compileall -q /opt/mini || :\n"
+            "RUN python3 -m compileall -q /srv/mini || :\n"
         )
         podman("build", "-q", "-t", MINI, str(folder))
         shutil.rmtree(folder)
