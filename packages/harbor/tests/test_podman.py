@@ -96,11 +96,10 @@ def mini(tmp_path: Path) -> str:
     return MINI
 
 
-def left() -> list[str]:
-    """Return the names of all containers of trials."""
-    return [
-        name for name in podman("ps", "-a", "--format", "{{.Names}}").split() if "__env" in name
-    ]
+def left(trials: Path) -> list[str]:
+    """Return the names of the containers of the trials in a folder."""
+    names = podman("ps", "-a", "--format", "{{.Names}}").split()
+    return [name for name in names if (trials / name.partition("__")[0]).is_dir()]
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ async def test_a_trial_in_a_container(suite: Path, tmp_path: Path) -> None:
     program = trial(agent="oracle", environment="podman", folder=tmp_path / "trials")
     assert await program(task) == 1.0
     async with asyncio.timeout(60):
-        await until(lambda: left() == [])
+        await until(lambda: left(tmp_path / "trials") == [])
 
 
 @pytest.mark.faults
@@ -123,7 +122,7 @@ async def test_runners_killed_at_random_lose_nothing(suite: Path, tmp_path: Path
     program = trial(agent="oracle", environment="podman", folder=tmp_path / "trials")
     await outlive_kills(program, suite, tmp_path, trials=TRIALS, max_pause_s=30)
     async with asyncio.timeout(120):
-        await until(lambda: left() == [])
+        await until(lambda: left(tmp_path / "trials") == [])
 
 
 # --- an agent that is installed in the image --------------------------------------------------
@@ -202,4 +201,4 @@ def test_an_agent_of_the_image_is_trained_with_every_call(mini: str, tmp_path: P
         assert steps[0]["message"] == "Fix it."
         assert sum(step["source"] == "agent" for step in steps) == len(episode.calls)
     assert found == {1.0: (3, 1), 0.0: (1, 1)}
-    assert left() == []
+    assert left(folder / "trials") == []
