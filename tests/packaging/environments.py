@@ -181,6 +181,13 @@ def install_learning(session: nox.Session) -> None:
     install(session, "--no-deps", *PINS, "trl")  # for its chat templates; its code is not run
 
 
+def install_harbor(session: nox.Session) -> None:
+    """Install Harbor with what training needs, in one environment."""
+    install_torch(session)
+    ours = [*TRAIN, *HARNESS, *(f"packages/{name}" for name in ("programs", "harbor", "ui"))]
+    install(session, *PINS, "openai", "podman-compose", *PYTEST, ours=ours)
+
+
 def install_behind(session: nox.Session) -> None:
     """Install all adapters with the framework that asks for older versions."""
     install_torch(session)

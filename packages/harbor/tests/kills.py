@@ -16,7 +16,7 @@ from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
 from lightspan_harbor import HarborTasks, HarborTrial
 
-SLOTS = 2
+SLOTS = 4
 
 
 async def outlive_kills(
@@ -65,6 +65,8 @@ async def outlive_kills(
         finally:
             await runners.stop()
         attempts = [each for each in await store.attempts(names) if each.reward is not None]
+    print(f"{trials} trials, {kills} kills")
     assert kills > 1
     assert sorted(each.rollout_id for each in attempts) == sorted(names)
-    assert [each.reward for each in attempts] == [Reward(1.0)] * trials
+    unsolved = {each.attempt_id: each for each in attempts if each.reward != Reward(1.0)}
+    assert unsolved == {}

@@ -9,11 +9,14 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
 from harbor.agents.base import BaseAgent
+from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
@@ -41,8 +44,15 @@ class Folder(BaseEnvironment):
         broken = self.environment_dir / "broken"
         if broken.exists():
             raise RuntimeError(broken.read_text())
-        parent = os.environ.get("SANDBOXES")
-        self.root = Path(tempfile.mkdtemp(prefix="sandbox-", dir=parent))
+        parent = os.environ.get("SANDBOXES") or tempfile.gettempdir()
+        self.root = Path(parent, f"sandbox-{uuid.uuid4().hex}")
+        await asyncio.to_thread(self._make)
+
+    def _make(self) -> None:
+        """Make the folders, as a program that a cancellation does not end."""
+        if (pause := self.environment_dir / "pause").exists():
+            (self.environment_dir / "starting").touch()
+            time.sleep(float(pause.read_text()))
         for name in ("app", "logs/agent", "logs/verifier", "logs/artifacts", "tests", "solution"):
             (self.root / name).mkdir(parents=True)
 
@@ -97,12 +107,19 @@ class Folder(BaseEnvironment):
 class Agent(BaseAgent):
     """An agent that sends its instruction to the model, and writes the answer to `answer.txt`.
 
-    Options: `side`, the name of a model that it asks first; `forever`, whether it never ends.
+    Its system prompt is the option `config.system`, `AGENTS.md` and all skills. `instructions.txt`
+    has what it was told.
+
+    Other options: `side`, the name of a model that it asks first; `sub`, the name of an agent that
+    it asks next, by a header; `forever`, whether it never ends.
     """
+
+    capabilities = AgentCapabilities(skills=True)
 
     def __init__(self, logs_dir: Path, **options: Any) -> None:
         self._forever = options.pop("forever", False)
-        self._side = options.pop("side", "")
+        self._side, self._sub = options.pop("side", ""), options.pop("sub", "")
+        self._system = options.pop("config", {}).get("system", "")
         super().__init__(logs_dir, **options)
 
     @staticmethod
@@ -115,34 +132,56 @@ class Agent(BaseAgent):
     async def setup(self, environment: BaseEnvironment) -> None:
         pass
 
+    async def _messages(
+        self, instruction: str, environment: BaseEnvironment
+    ) -> list[dict[str, str]]:
+        files = ["AGENTS.md", *([f"{self.skills_dir}/*/SKILL.md"] if self.skills_dir else [])]
+        read = [await environment.exec(f"cat {path} 2>/dev/null") for path in files]
+        told = [self._system, *(each.stdout or "" for each in read)]
+        system = "\n".join(filter(None, told))
+        await self._write(environment, "instructions.txt", f"{system}\n{instruction}")
+        messages = [{"role": "system", "content": system}] if system else []
+        return [*messages, {"role": "user", "content": instruction}]
+
+    async def _write(self, environment: BaseEnvironment, name: str, text: str) -> None:
+        source = self.logs_dir / name
+        source.write_text(text)
+        await environment.upload_file(source, f"/app/{name}")
+
     async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
-        rules = (await environment.exec("cat AGENTS.md 2>/dev/null")).stdout or ""
-        messages = [{"role": "system", "content": rules}] if rules else []
-        messages.append({"role": "user", "content": instruction})
+        messages = await self._messages(instruction, environment)
         assert self.model_name is not None
+        model = self.model_name.partition("/")[2]
         if self._side:
             await asyncio.to_thread(self._ask, self._side, messages)
-        model = self.model_name.partition("/")[2]
+        if self._sub:
+            await asyncio.to_thread(self._ask, model, messages, self._sub)
         answer = await asyncio.to_thread(self._ask, model, messages)
         steps = [{"source": "user", "message": instruction}, {"source": "agent", "message": answer}]
         (self.logs_dir / "trajectory.json").write_text(json.dumps({"steps": steps}))
-        source = self.logs_dir / "answer.txt"
-        source.write_text(answer)
-        await environment.upload_file(source, "/app/answer.txt")
+        await self._write(environment, "answer.txt", answer)
         while self._forever:
             await environment.exec("sleep 1000")
 
-    def _ask(self, model: str, messages: list[dict[str, str]]) -> str:
+    def _ask(self, model: str, messages: list[dict[str, str]], agent: str = "") -> str:
         request = urllib.request.Request(
             f"{self.extra_env['OPENAI_BASE_URL']}/chat/completions",
             json.dumps({"model": model, "messages": messages}).encode(),
             {
                 "Authorization": f"Bearer {self.extra_env['OPENAI_API_KEY']}",
                 "Content-Type": "application/json",
+                **({"x-lightspan-agent": agent} if agent else {}),
             },
         )
         with urllib.request.urlopen(request) as response:
             return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+class Reader(Agent):
+    """An agent that only reads what it is told, and makes no model call."""
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: Any) -> None:
+        await self._messages(instruction, environment)
 
 
 def write_task(
@@ -151,15 +190,16 @@ def write_task(
     *,
     instruction: str = "Write done into /app/answer.txt.",
     check: str = "grep -qs done /app/answer.txt && echo 1 || echo 0) > /logs/verifier/reward.txt",
-    agent_s: float = 60,
+    agent_s: float = 1800,
     dockerfile: str = "",
+    memory_mb: int = 256,
 ) -> Path:
     """Write a task that `done` in `/app/answer.txt` solves, and return its folder."""
     folder = suite / name
     files = {
         "instruction.md": instruction,
-        "task.toml": f'version = "1.0"\n[verifier]\ntimeout_sec = 60\n[agent]\ntimeout_sec = '
-        f"{agent_s}\n[environment]\nbuild_timeout_sec = 300\ncpus = 1\nmemory_mb = 256\n",
+        "task.toml": f'version = "1.0"\n[verifier]\ntimeout_sec = 1800\n[agent]\ntimeout_sec = '
+        f"{agent_s}\n[environment]\nbuild_timeout_sec = 1800\ncpus = 1\nmemory_mb = {memory_mb}\n",
         "environment/Dockerfile": dockerfile or "FROM scratch\n",
         "solution/solve.sh": "#!/bin/bash\necho done > /app/answer.txt\n",
         "tests/test.sh": f"#!/bin/bash\n({check}\necho checked\n",

@@ -15,6 +15,7 @@ from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan_harbor import HarborTasks, HarborTrial, trial
 from lightspan_harbor.app import merged
+from lightspan_harbor.command import _pairs
 from lightspan_programs import system
 
 POLICY = Target(route=Route.POLICY, policy="policy")
@@ -130,7 +131,7 @@ def test_the_request_of_a_trial(tmp_path: Path) -> None:
             "name": "claude-code",
             "model_name": "anthropic/policy",
             "kwargs": {"max_turns": 3},
-            "env": {"SMALL": "title"},
+            "env": {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "SMALL": "title"},
         },
         "environment": {"type": "podman", "override_cpus": 2},
         "timeout_multiplier": 2,
@@ -150,3 +151,11 @@ def test_fields_of_objects_are_merged() -> None:
         "a": {"b": 4, "c": 2},
         "d": {"e": 5},
     }
+
+
+def test_options_of_the_command_are_pairs() -> None:
+    pairs = _pairs("--option", ["max_turns=20", "model=a=b", "rest="])
+    assert pairs == [("max_turns", "20"), ("model", "a=b"), ("rest", "")]
+    for wrong in ("max_turns", "=20"):
+        with pytest.raises(ConfigError, match=f"--env '{wrong}': write NAME=VALUE"):
+            _pairs("--env", [wrong])

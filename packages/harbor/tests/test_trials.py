@@ -31,6 +31,7 @@ from lightspan.schema.spans import Span
 from lightspan.stores import open_store
 from lightspan.stores.protocol import Store
 from lightspan_harbor import HarborTasks, HarborTrial, trial
+from lightspan_harbor.host import SKILL, Memory
 from lightspan_harbor.trial_host import hosting
 from lightspan_testing.wait import until
 
@@ -168,24 +169,46 @@ async def test_an_option_that_harbor_does_not_know(host: Any, tmp_path: Path) ->
 
 
 # --- prompts ----------------------------------------------------------------------------------
-async def test_prompts_reach_the_sandbox(host: Any, tmp_path: Path) -> None:
-    """Check a file in the working folder, an addition to the task, and an absolute path."""
-    check = (
-        'cat AGENTS.md /app/deep/rules.md | tr "\\n" " " | grep -q "one two" && echo 1 || echo 0'
-    )
+PLACES = {
+    "first": "AGENTS.md",
+    "second": "/app/deep/rules.md",
+    "third": "instruction",
+    "fourth": "skill",
+    "fifth": "skill",
+    "sixth": "option:config.system",
+}
+
+
+async def test_prompts_reach_the_agent(host: Any, tmp_path: Path) -> None:
+    """Check each place: files, an addition to the task, skills, and an option of the agent."""
+    keep = "cp /app/instructions.txt /app/deep/rules.md /logs/verifier; echo 1"
+    write_task(tmp_path, "a", instruction="Do it.", check=f"{keep}) > /logs/verifier/reward.txt")
+    [task] = HarborTasks(tmp_path)
+    texts = {name: f"the {name}\n" for name in PLACES}
+    texts["fifth"] = "---\nname: own\ndescription: Mine.\n---\nthe fifth\n"
+    resources: Any = {name: PromptTemplate(text) for name, text in texts.items()}
+    assert await app("sandboxes:Reader", prompts=PLACES)(task, None, resources) == 1.0
+    [folder] = (tmp_path / "run/trials").glob("*/verifier")
+    assert (folder / "instructions.txt").read_text().splitlines() == [
+        *("the sixth", "", "the first", ""),
+        *("---", "name: own", "description: Mine.", "---", "the fifth"),
+        *("---", "name: fourth", f"description: {SKILL}", "---", "", "the fourth", ""),
+        *("Do it.", "", "the third"),
+    ]
+    assert (folder / "rules.md").read_text() == "the second\n"
+
+
+async def test_prompts_of_one_attempt_are_not_of_the_next(host: Any, tmp_path: Path) -> None:
+    check = "[ -e AGENTS.md ] && echo 1 || echo 0"
     write_task(tmp_path, "a", check=f"{check}) > /logs/verifier/reward.txt")
     [task] = HarborTasks(tmp_path)
-    places = {"first": "AGENTS.md", "second": "/app/deep/rules.md", "third": "instruction"}
-    prompts = {"first": "one", "second": "two", "third": "three"}
-    resources: Any = {name: PromptTemplate(f"{text}\n") for name, text in prompts.items()}
-    assert await app("nop", prompts=places)(task, None, resources) == 1.0
-    assert await app("nop", prompts=places)(task) == 0.0
+    program = app("nop", prompts={"rules": "AGENTS.md"})
+    assert await program(task, None, {"rules": PromptTemplate("Be brief.")}) == 1.0
+    assert await program(task) == 0.0
 
 
 # --- how many at once -------------------------------------------------------------------------
 async def test_sandboxes_share_the_memory(host: Any, tmp_path: Path) -> None:
-    from lightspan_harbor.host import Memory
-
     memory, order = Memory(1000), list[str]()
 
     async def use(name: str, needed_mb: int, until: asyncio.Event) -> None:
@@ -267,6 +290,26 @@ async def test_a_cancelled_attempt_leaves_no_sandbox(
     assert host.is_alive
 
 
+async def test_a_stop_while_a_sandbox_starts_leaves_none(endless: Path, tmp_path: Path) -> None:
+    """Check a runner that cancels its attempt and ends, as at Ctrl-C.
+
+    The host is told both. The sandbox is there when it has been told.
+    """
+    [task] = HarborTasks(endless)
+    environment = Path(task["path"], "environment")
+    (environment / "pause").write_text("1")
+    async with hosting(tmp_path / "run/trials") as host:
+        running = asyncio.create_task(app("oracle")(task))
+        await until_there(environment / "starting")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    async with asyncio.timeout(60):
+        await until(lambda: not host.is_alive)
+    assert left(tmp_path) == []
+    assert not (tmp_path / "began").exists()
+
+
 async def test_a_lost_lease_leaves_no_sandbox(host: Any, endless: Path, tmp_path: Path) -> None:
     """Check an attempt whose rollout another process has cancelled, as when its lease is over."""
     async with open_store("memory:") as store:
@@ -299,8 +342,14 @@ async def test_a_host_that_dies_is_infrastructure_and_is_replaced(
 
 
 @pytest.mark.faults
-async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) -> None:
-    """Check `kill -9` of the runner: its sandbox is removed, and the rollout succeeds later."""
+@pytest.mark.parametrize("how", ["killed", "paused"])
+async def test_a_runner_that_fails_leaves_no_sandbox(
+    endless: Path, tmp_path: Path, how: str
+) -> None:
+    """Check `kill -9`, and a pause after which the lease is over.
+
+    The sandbox is removed, and a second attempt succeeds.
+    """
     [task] = HarborTasks(endless)
     async with open_store(f"sqlite:///{tmp_path}/run.db") as store:
         await store.enqueue([Rollout(rollout_id="ro", task=task, task_id="a", mode=Mode.VAL)])
@@ -316,7 +365,15 @@ async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) ->
         try:
             await until_there(tmp_path / "began")
             [before] = left(tmp_path)
-            os.kill(runners.pids[0], signal.SIGKILL)
+            [pid] = runners.pids
+            if how == "killed":
+                os.kill(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGSTOP)
+                while not await store.expire():  # noqa: ASYNC110 - a lease ends by the clock
+                    await asyncio.sleep(0.1)
+                assert before.exists()
+                os.kill(pid, signal.SIGCONT)
             async with asyncio.timeout(60):
                 await until(lambda: not before.exists())
             (tmp_path / "go").touch()
@@ -326,6 +383,8 @@ async def test_killed_runners_leave_no_sandbox(endless: Path, tmp_path: Path) ->
                     await asyncio.sleep(0.05)
         finally:
             await runners.stop()
+        statuses = [each.status for each in await store.attempts(["ro"])]
+    assert statuses == [AttemptStatus.LOST, AttemptStatus.SUCCEEDED]
     await until_none_left(tmp_path)
 
 

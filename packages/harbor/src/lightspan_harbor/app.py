@@ -256,6 +256,8 @@ class HarborTrial(Program):
             provider = self.provider or ("anthropic" if self.agent in _ANTHROPIC else "openai")
             model = f"{provider}/{llm.model}"
             scope = None if agent is None else agent.scope
+            # LiteLLM in the sandbox would look for a list of prices on the web, for many seconds
+            variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **variables}
             variables |= program_environment({}, {}, scope, llm.model, {})
         config = merged(
             {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightspan.errors import LightspanError
+from lightspan.errors import ConfigError, LightspanError
 from lightspan.progress import PlainReporter, print_line
 
 DESCRIPTION = """\
@@ -16,6 +17,10 @@ sandbox, the agent in it, and the task's verifier, which gives the reward.
 
 With --dry-run one trial is run, and a report shows what it cost, which calls could be trained, and
 why others could not. Nothing is trained.
+
+The calls of --agents NAME are those for the model NAME, those to the URL agents/NAME/v1, and those
+with the header x-lightspan-agent: NAME. All other calls belong to the agent app, so --optimize app
+--frozen base --agents small trains the main loop alone.
 
 Exit status of a dry run: 1 if training would stop or train no call, or the trial failed.
 """
@@ -41,6 +46,20 @@ def add(commands: Any) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="an option of the agent, such as max_turns=20; may be repeated",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable of the agent, such as one that names its small model; may be repeated",
+    )
+    parser.add_argument(
+        "--agents",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a side agent, such as that of titles; may be repeated",
     )
     parser.add_argument(
         "--optimize", action="append", metavar="PATTERN", help="an agent to train (every agent)"
@@ -72,11 +91,12 @@ def _run(options: argparse.Namespace) -> str:
 
     tasks = HarborTasks(options.suite)
     val = None if options.val is None else HarborTasks(options.val)
-    pairs = [pair.partition("=") for pair in options.option]
     app = trial(
         agent=options.agent,
         environment=options.environment,
-        options={name: _value(value) for name, _, value in pairs},
+        options={name: _value(value) for name, value in _pairs("--option", options.option)},
+        env=dict(_pairs("--env", options.env)),
+        agents=options.agents,
     )
     algorithm = LightningRL(
         options.model,
@@ -105,6 +125,21 @@ def _run(options: argparse.Namespace) -> str:
         return str(report)
     print_line(str(report))
     raise LightspanError(report.failure)
+
+
+def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return names and values of `NAME=VALUE`.
+
+    Raises:
+        ConfigError: a text is none.
+    """
+    pairs = []
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not name or not separator:
+            raise ConfigError(f"{option} {text!r}: write NAME=VALUE, such as max_turns=20")
+        pairs.append((name, value))
+    return pairs
 
 
 def _value(text: str) -> Any:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
@@ -32,8 +33,10 @@ LOCAL: Final = ("docker", "podman", "apple-container", "singularity", "sbx")
 """Kinds of sandboxes that use this machine's memory."""
 DEFAULT_MEMORY_MB: Final = 2048
 """Memory of a sandbox whose task names none."""
-MAX_START_S: Final = 120.0
+MAX_START_S: Final = 600.0
 """Maximum seconds for which a cancelled trial waits for its sandbox to start."""
+SKILL: Final = "Rules for this task. Read them before you begin."
+"""Description of a skill whose text has none."""
 MAX_TEXT: Final = 4_000
 """Maximum characters of an excerpt of the verifier's output or of the trajectory."""
 
@@ -65,7 +68,7 @@ class Host:
         threading.Thread(target=read, daemon=True).start()
         await ended.wait()
         for task in self._trials.values():
-            task.cancel()
+            _cancel(task)
         # Harbor goes on stopping a sandbox in a task of its own
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(others)
@@ -76,7 +79,7 @@ class Host:
         if request.config:
             self._trials[request.id] = asyncio.create_task(self._answer(request))
         elif task is not None:
-            task.cancel()
+            _cancel(task)
 
     async def _answer(self, request: Request) -> None:
         try:
@@ -138,6 +141,12 @@ class Host:
             yield
         finally:
             await release()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a trial, unless it is ending already: a second time would stop its cleaning up."""
+    if not task.cancelling():
+        task.cancel()
 
 
 class Memory:
@@ -202,8 +211,10 @@ def finish_starting(environment: Any) -> None:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.done():
-                await asyncio.wait([task], timeout=MAX_START_S)
+            end = time.monotonic() + MAX_START_S
+            while not task.done() and time.monotonic() < end:
+                with contextlib.suppress(asyncio.CancelledError):  # Harbor's own time limits
+                    await asyncio.wait([task], timeout=end - time.monotonic())
             if task.done() and not task.cancelled():
                 task.exception()  # it is of no interest any more
             raise
@@ -221,6 +232,8 @@ def place_prompts(config: TrialConfig, request: Request) -> list[tuple[str, str]
         elif place == "skill":
             folder = Path(config.trials_dir, f"{config.trial_name}.skills", name)
             folder.mkdir(parents=True, exist_ok=True)
+            if not text.startswith("---"):  # programs ignore a skill without it
+                text = f"---\nname: {name}\ndescription: {SKILL}\n---\n\n{text}"
             (folder / "SKILL.md").write_text(text, "utf-8")
             config.agent.skills.append(str(folder))
         elif place.startswith("option:"):
