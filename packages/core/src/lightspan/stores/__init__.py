@@ -64,8 +64,8 @@ def open_store(url: str | os.PathLike[str], *, patience_s: float | None = None) 
 
 
 def _make_store(text: str, *, create: bool) -> Store:
-    text = _normalized(text)
-    if (plugin := _plugin(text)) is not None:
+    text, plugin = _plugin(text)
+    if plugin is not None:
         return plugin.make_store(text, create=create)
     if text in ("memory:", "memory://"):
         from lightspan.stores.memory import MemoryStore
@@ -77,21 +77,21 @@ def _make_store(text: str, *, create: bool) -> Store:
     return SQLiteStore(path, power_loss=power_loss)
 
 
-def _plugin(text: str) -> StorePlugin | None:
-    """Return the plugin that implements the scheme of the URL `text`.
+def _plugin(url: str) -> tuple[str, StorePlugin | None]:
+    """Return a URL as `_normalized` does, and the plugin that implements its scheme.
 
-    None if this package implements the scheme, or if the text has no known scheme.
+    The plugin is None if this package implements the scheme, or if the URL has no known scheme.
 
     Raises:
         ConfigError: the scheme's plugin cannot be loaded, or its package is not installed.
     """
+    text = _normalized(url)
     scheme, separator, _ = text.partition("://")
     if not separator or scheme in _OWN_SCHEMES or not scheme.isidentifier():
-        return None
+        return text, None
     if scheme not in installed_plugins("stores") and scheme not in _KNOWN_SCHEMES:
-        return None  # `_sqlite_path` lists the schemes in its error
-    plugin: StorePlugin = load_plugin("stores", scheme)
-    return plugin
+        return text, None  # `_sqlite_path` lists the schemes in its error
+    return text, load_plugin("stores", scheme)
 
 
 def open_existing(url: str | os.PathLike[str], *, read_only: bool = False) -> Store:
@@ -136,8 +136,7 @@ def public_url(url: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: the URL cannot be read.
     """
-    text = _normalized(os.fspath(url))
-    plugin = _plugin(text)
+    text, plugin = _plugin(os.fspath(url))
     return text if plugin is None else plugin.public_url(text)
 
 
@@ -149,8 +148,8 @@ def take_credentials(url: str) -> None:
     Raises:
         ConfigError: a variable that the URL names is not set.
     """
-    text = _normalized(url)
-    if (plugin := _plugin(text)) is not None:
+    text, plugin = _plugin(url)
+    if plugin is not None:
         plugin.take_credentials(text)
 
 
@@ -159,14 +158,13 @@ def relay_url(url: str) -> str:
 
     The result is empty if the store has no server.
     """
-    text = _normalized(url)
-    plugin = _plugin(text)
+    text, plugin = _plugin(url)
     return "" if plugin is None else plugin.relay_url(text)
 
 
 def is_shared(url: str) -> bool:
     """Return whether processes on several machines can open the store of a URL."""
-    plugin = _plugin(_normalized(url))
+    _, plugin = _plugin(url)
     return plugin is not None and plugin.IS_SHARED
 
 

@@ -388,21 +388,19 @@ class Session(AbstractAsyncContextManager["Session"]):
     # --- members of `TrainerContext`, documented there -----------------------------------
     @property
     def engine(self) -> TokenEngine:
-        if self._engine is None:
-            raise self._missing("engine")
-        return self._engine
+        return self._part(self._engine, "engine")
 
     @property
     def learner(self) -> Learner:
-        if self._learner is None:
-            raise self._missing("learner")
-        return self._learner
+        return self._part(self._learner, "learner")
 
-    def _missing(self, part: str) -> ConfigError:
-        return ConfigError(
-            f"{self.algorithm.name} has no policies, so a run of it has no {part}: give it "
-            "policies(), or do without"
-        )
+    def _part(self, part: T | None, name: str) -> T:
+        if part is None:
+            raise ConfigError(
+                f"{self.algorithm.name} has no policies, so a run of it has no {name}: give it "
+                "policies(), or do without"
+            )
+        return part
 
     @property
     def step(self) -> int:
