@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -76,6 +77,16 @@ def test_the_loss_is_that_of_transformers_with_pixels(tmp_path: Path, family: Vi
     for number, given in enumerate((chats, demos)):
         result = SFT(folder, batch_size=2).fit(given, tmp_path / f"tuned-{number}")
         assert result.losses == expected
+
+
+def test_token_ids_without_their_images_are_refused(tmp_path: Path) -> None:
+    """Check the ids of an exported call, whose placeholders would be imitated as texts."""
+    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    demo = render_demonstration(chat("red", "query"), load_tokenizer(folder), "", "last", Counter())
+    assert demo is not None
+    bare = msgspec.structs.replace(demo, images=())
+    with pytest.raises(DataError, match="has placeholders of images in its prompt_ids, and 0 of"):
+        SFT(folder).fit([bare], tmp_path / "tuned")
 
 
 def test_a_model_without_sight_leaves_them_out(tmp_path: Path) -> None:

@@ -60,6 +60,16 @@ def render_demonstration(
         ModelError: the chat template refuses the messages.
     """
     if isinstance(demo, Demonstration):
+        placeholders = sum(image.length for image in demo.images)
+        if (
+            isinstance(tokenizer, SeeingTokenizer)
+            and demo.prompt_ids.count(tokenizer.images.image_id) != placeholders
+        ):
+            raise DataError(
+                f"{label} has placeholders of images in its prompt_ids, and {placeholders} of them "
+                "in images=: give its chat with the images (`lightspan export RUN messages "
+                "--images`), or Demonstration(images=)"
+            )
         return _checked(demo, tokenizer, label)
     messages, tools = (demo, None) if isinstance(demo, list) else read_chat(demo, label)
     if not messages or messages[-1].get("role") != "assistant":

@@ -95,9 +95,13 @@ class _Cache:
             return found
 
     def size(self, digests: Collection[str]) -> int:
-        """Return the bytes of the images with the given digests that are in the cache."""
+        """Return the bytes of the images with the given digests that are in the cache.
+
+        If features of several models are there, the last used ones count.
+        """
         with self._lock:
-            return sum(each.size for each in self._images.values() if each.digest in digests)
+            sizes = {i.digest: i.size for i in self._images.values() if i.digest in digests}
+            return sum(sizes.values())
 
     def shrink(self) -> None:
         """Drop the images that were not used for the longest time, until the limit is kept."""
