@@ -189,7 +189,7 @@ def test_what_a_runner_may_do() -> None:
     runners = {name for name, operation in OPERATIONS.items() if Role.RUNNER in operation.roles}
     assert runners == {
         *("claim", "await_work", "heartbeat", "report", "finish", "add_spans", "get_resources"),
-        *("announce", "withdraw", "peers", "rollouts", "attempts"),
+        *("announce", "withdraw", "peers", "rollouts", "attempts", "add_images"),
     }
     assert all(Role.ADMIN in operation.roles for operation in OPERATIONS.values())
     beyond = [name for name, operation in OPERATIONS.items() if Role.TRAINER not in operation.roles]
@@ -198,7 +198,7 @@ def test_what_a_runner_may_do() -> None:
 
 _READS = (
     *("rollouts", "summaries", "search", "watch", "count", "attempts", "attempt", "spans"),
-    *("token_records", "get_resources", "policy_versions", "peers"),
+    *("token_records", "images", "get_resources", "policy_versions", "peers"),
 )
 
 
@@ -225,6 +225,7 @@ async def test_a_reader_sees_everything_but_call_tokens(served: Served, open_as:
             "attempt": {"attempt_id": ids[0]},
             "spans": {"attempt_ids": ids},
             "token_records": {"attempt_ids": ids},
+            "images": {"digests": ["0" * 64]},
             "get_resources": {"resources_id": resources},
             "policy_versions": {"policy": "sql"},
         }
