@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import json
 import shutil
@@ -35,6 +36,9 @@ class WarmStart:
     """
     sources: Sequence[ModuleType]
     """Modules that generate the demonstrations. A change of their code invalidates the cache."""
+    builder: str = "lightspan_examples.small_model"
+    """Module whose `build_model` makes the untrained model. It is imported when it is needed, since
+    it loads torch, which runners do without."""
 
     def __call__(
         self, cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
@@ -46,11 +50,9 @@ class WarmStart:
         Returns:
             The folder of the model, and the CPU-seconds that its training took.
         """
-        # It loads torch, which runners do without: they import this module with the app.
-        from lightspan_examples import small_model
-
+        builder = importlib.import_module(self.builder)
         settings = (recipe or self.recipe).imitation
-        digest = _digest(settings, (*self.sources, small_model))
+        digest = _digest(settings, (*self.sources, builder))
         folder = cache_dir / f"warm-start-{digest}-{seed}"
         complete = folder / "complete"
         if complete.exists():
@@ -59,7 +61,7 @@ class WarmStart:
         reporter.line("warm start: a small model imitates imperfect demonstrations")
         chats = self.demonstrate(settings.demonstrations, seed)
         base = folder.with_name(f"{folder.name}-untrained")
-        small_model.build_model(
+        builder.build_model(
             base,
             chats[:TOKENIZER_CHATS],
             seed=seed,
