@@ -27,6 +27,8 @@ from lightspan.errors import ModelError
 from lightspan_torch.engine._pages import Pages, PageTable, to_device
 from lightspan_torch.engine.oom import is_out_of_memory
 from lightspan_torch.engine.positions import exact_length, takes_cache_position
+from lightspan_torch.engine.weights import set_text_attention
+from lightspan_torch.vision.features import SeenImage, SeenPrompt, Vision, embedded
 
 NAME: Final = "lightspan_pages"
 
@@ -34,13 +36,14 @@ NAME: Final = "lightspan_pages"
 class Chunk(NamedTuple):
     """The tokens of one request that the next step computes.
 
-    Fields: all token ids of the request, its pages in the cache, and the number of tokens to
-    compute.
+    Fields: all token ids of the request, its pages in the cache, the number of tokens to compute,
+    and the images of the prompt.
     """
 
     ids: Sequence[int]
     table: PageTable
     size: int
+    seen: SeenPrompt | None = None
 
 
 @dataclass(slots=True)
@@ -100,41 +103,75 @@ class Step(NamedTuple):
     ids: Tensor
     """[T]"""
     positions: Tensor
-    """[T]"""
+    """[T], or [3, T] if a request has three-dimensional ones."""
     ends: Tensor
     """[chunks] row of each chunk's last token."""
+    places: Tensor
+    """[T] index of each token in its request."""
+    images: Sequence[_Part] = ()
+    """The placeholders among the tokens."""
+
+
+class _Part(NamedTuple):
+    """Consecutive placeholders of an image in a step."""
+
+    row: int
+    """Row of the first one."""
+    image: SeenImage
+    features: slice
+    """Which features of the image they have."""
 
 
 def install(model: Any) -> None:
-    """Replace the model's attention by `attention`."""
+    """Replace the attention of the model's text part by `attention`."""
     AttentionInterface.register(NAME, attention)
-    model.set_attn_implementation(NAME)
+    set_text_attention(model, NAME)
 
 
-def forward(model: Any, step: Step, rows: Tensor) -> Tensor:
+def forward(model: Any, step: Step, rows: Tensor, vision: Vision | None = None) -> Tensor:
     """Run the model on a step, and return the logits of some rows, [rows, vocabulary], in float32.
 
     Args:
         model: the model.
         step: the inputs of the step.
         rows: indices of the tokens whose logits are computed.
+        vision: the vision part of the model, if the step has images.
 
     Raises:
         ModelError: the model did not call `attention`, so the logits are wrong.
     """
-    positions = {"cache_position": step.positions} if takes_cache_position(model) else {}
-    output = model(
-        **positions,
-        input_ids=step.ids[None],
-        position_ids=step.positions[None],
-        use_cache=False,
-        logits_to_keep=rows,
-        lightspan_plan=step.plan,
-    )
+    options: dict[str, Any] = {"use_cache": False, "lightspan_plan": step.plan}
+    if takes_cache_position(model):
+        options["cache_position"] = step.places
+    options["position_ids"] = step.positions[..., None, :]
+    options |= _inputs(model, step, vision)
+    logits: Tensor
+    if "visual_pos_masks" in options:  # the whole model does not hand it on
+        hidden = model.get_decoder()(**options).last_hidden_state[0]
+        logits = model.get_output_embeddings()(hidden[rows])
+    else:
+        logits = model(**options, logits_to_keep=rows).logits[0]
     if not step.plan.windows:
         raise ModelError("the model does not call its attention through transformers' interface")
-    logits: Tensor = output.logits[0].float()
-    return logits
+    return logits.float()
+
+
+def _inputs(model: Any, step: Step, vision: Vision | None) -> dict[str, Any]:
+    """Return the model's arguments for the tokens of a step: ids, or embeddings with features."""
+    if not step.images:
+        return {"input_ids": step.ids[None]}
+    assert vision is not None
+    counts = [part.features.stop - part.features.start for part in step.images]
+    rows = [
+        part.row + place
+        for part, count in zip(step.images, counts, strict=True)
+        for place in range(count)
+    ]
+    features = [vision.features(part.image)[:, part.features] for part in step.images]
+    device = step.ids.device
+    return embedded(
+        model, step.ids[None], torch.tensor(rows, device=device), torch.cat(features, dim=1)
+    )
 
 
 def attention(
@@ -262,15 +299,21 @@ def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> St
     The caller must have reserved the pages of each chunk in the cache.
     """
     ids: list[int] = []
-    positions: list[int] = []
+    places: list[int] = []
     ends: list[int] = []
+    images: list[_Part] = []
     prompts: list[slice] = []
     by_prefix: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)
     by_size: dict[tuple[int, int], list[tuple[int, Chunk]]] = defaultdict(list)
     for chunk in chunks:
         start, computed = len(ids), chunk.table.computed
         ids += chunk.ids[computed : computed + chunk.size]
-        positions += range(computed, computed + chunk.size)
+        places += range(computed, computed + chunk.size)
+        if chunk.seen is not None:
+            images += (
+                _Part(start + place, run.image, features)
+                for place, run, features in chunk.seen.parts(computed, computed + chunk.size)
+            )
         ends.append(len(ids) - 1)
         shared = _shared_pages(pages, chunk.table)
         if not computed:
@@ -296,7 +339,22 @@ def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> St
     groups += [_padded_group(each, device) for each in by_size.values()]
     slots = [each.table.slots[each.table.computed : _length(each)] for each in chunks]
     plan = Plan(pages, to_device(np.concatenate(slots), device), prompts, groups)
-    return Step(plan, *(torch.tensor(each, device=device) for each in (ids, positions, ends)))
+    ids_, places_, ends_ = (torch.tensor(each, device=device) for each in (ids, places, ends))
+    return Step(plan, ids_, _positions(chunks, places_), ends_, places_, images)
+
+
+def _positions(chunks: Sequence[Chunk], places: Tensor) -> Tensor:
+    """Return the positions of the tokens of a step; see `Step.positions`."""
+    if all(chunk.seen is None or chunk.seen.positions is None for chunk in chunks):
+        return places
+    parts = []
+    for chunk in chunks:
+        start, stop = chunk.table.computed, _length(chunk)
+        if chunk.seen is None:
+            parts.append(np.broadcast_to(np.arange(start, stop), (3, chunk.size)))
+        else:
+            parts.append(chunk.seen.positions_at(start, stop))
+    return to_device(np.concatenate(parts, axis=1), places.device)
 
 
 def _length(chunk: Chunk) -> int:
@@ -416,15 +474,13 @@ def install_checked(model: Any, context: int) -> None:
             plain = [_plain_logits(model, ids) for ids in prompts]
             exact = exact_length(model, context)
             install(model)
-            worst, windows = _compare(model, prompts, plain)
+            worst, windows = compare(model, prompts, plain, _ORDER)
     except (ModelError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
         reason = f"in pieces it raises {type(error).__name__}: {error}"
         raise _refusal(model, str(error) if isinstance(error, ModelError) else reason) from error
-    scale = max(float(each.abs().max()) for each in plain)
-    limit = (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)
-    if not worst <= limit:
+    if not worst <= tolerance(model, plain):
         raise _refusal(model, f"its logits differ by {worst:.2e} from those of a forward pass")
     if exact < context:
         raise _refusal(
@@ -435,6 +491,12 @@ def install_checked(model: Any, context: int) -> None:
         )
     if layer := _layer_without_window(model.config.get_text_config(), windows):
         raise _refusal(model, f"{layer} attends to fewer tokens than its attention is told")
+
+
+def tolerance(model: Any, logits: Sequence[Tensor]) -> float:
+    """Return by how much logits in pieces may differ from those of a plain forward pass."""
+    scale = max(float(each.abs().max()) for each in logits)
+    return (1e-4 if model.dtype == torch.float32 else 0.05) * max(1.0, scale)
 
 
 def _refusal(
@@ -452,18 +514,32 @@ def _plain_logits(model: Any, ids: Sequence[int]) -> Tensor:
     return logits.float()
 
 
-def _compare(
-    model: Any, prompts: Sequence[Sequence[int]], plain: Sequence[Tensor]
+def compare(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    plain: Sequence[Tensor],
+    order: Sequence[Sequence[tuple[int, int]]],
+    vision: Vision | None = None,
+    seen: Sequence[SeenPrompt | None] = (None, None),
 ) -> tuple[float, dict[int, int | None]]:
-    """Compute the prompts in the steps of `_ORDER`, and compare their logits with `plain`.
+    """Compute two prompts in several steps, and compare their logits with `plain`.
+
+    Args:
+        model: the model, with its attention installed.
+        prompts: the ids of the prompts.
+        plain: the logits of each prompt in a plain forward pass.
+        order: the steps, each of which has pairs of a prompt and its number of new tokens.
+        vision: the vision part of the model, if the prompts have images.
+        seen: the images of each prompt.
 
     Returns:
         The largest difference from `plain`, and layer → its sliding window.
     """
-    pages, tables = Pages(32, 4), [PageTable(), PageTable()]
+    size = 4
+    pages, tables = Pages(2 * sum(map(len, prompts)), size), [PageTable(), PageTable()]
     pages.reserve(tables[0], len(prompts[0]) + 1)
     worst, windows = 0.0, dict[int, int | None]()
-    for work in _ORDER:
+    for work in order:
         for sequence, count in work:
             table = tables[sequence]
             if sequence and not table.pages:
@@ -471,9 +547,12 @@ def _compare(
                 pages.share(table, pages.find(prompts[1]))
                 pages.reserve(table, len(prompts[1]))
             table.computed = min(table.computed, len(prompts[sequence]) - count)
-        chunks = [Chunk(prompts[number], tables[number], count) for number, count in work]
+        chunks = [
+            Chunk(prompts[number], tables[number], count, seen[number]) for number, count in work
+        ]
         step = make_step(pages, chunks, model.device)
-        logits = forward(model, step, torch.arange(len(step.ids), device=model.device))
+        rows = torch.arange(len(step.ids), device=model.device)
+        logits = forward(model, step, rows, vision)
         starts = [chunk.table.computed for chunk in chunks]
         expected = [plain[n][at : at + count] for at, (n, count) in zip(starts, work, strict=True)]
         worst = max(worst, float((logits - torch.cat(expected)).abs().max()))

@@ -31,6 +31,7 @@ from lightspan_torch.engine.grammars import (
     allowed,
     forbidden,
 )
+from lightspan_torch.vision.features import SeenPrompt, Vision
 
 _STOP_TIMEOUT_S: Final = 30.0
 
@@ -71,6 +72,7 @@ class _Request:
         max_new_tokens: int,
         streaming: bool,
         grammar: _GrammarPosition | None,
+        seen: SeenPrompt | None,
     ) -> None:
         self.request_id = request_id
         self.ids = list(ids)
@@ -78,6 +80,7 @@ class _Request:
         self.limit = max_new_tokens
         self.streaming = streaming
         self.grammar = grammar
+        self.seen = seen
         self.logprobs: list[float] = []
         self.table = PageTable()
         self._submitted = len(ids)
@@ -136,6 +139,7 @@ class Batcher:
             or None.
         on_mismatch: called on the generation thread with the id of a request that violates its
             grammar, and the reason; the caller must cancel the request.
+        vision: the model's vision part; None if it sees no images.
     """
 
     def __init__(
@@ -147,8 +151,10 @@ class Batcher:
         on_outputs: Callable[[list[Output]], None],
         on_stop: Callable[[BaseException | None], None],
         on_mismatch: Callable[[str, str], None],
+        vision: Vision | None = None,
     ) -> None:
         self._model = model
+        self._vision = vision
         self._eos_ids = frozenset(eos_ids)
         self._settings = settings
         self._on_outputs, self._on_stop, self._on_mismatch = on_outputs, on_stop, on_mismatch
@@ -189,6 +195,7 @@ class Batcher:
         streaming: bool,
         grammar: GrammarState | None = None,
         answer_start: int = 0,
+        seen: SeenPrompt | None = None,
     ) -> None:
         """Queue a request.
 
@@ -200,12 +207,14 @@ class Batcher:
             streaming: whether outputs are passed to `on_outputs` before the request is finished.
             grammar: state of the grammar at its start; None if the request has no grammar.
             answer_start: index in `ids` at which the grammar starts.
+            seen: the images of the prompt, whose placeholders in `ids` are negative; None if it has
+                no images.
 
         Raises:
             EngineError: the generation thread has ended.
         """
         position = None if grammar is None else _GrammarPosition(grammar, answer_start)
-        request = _Request(request_id, ids, sampling, max_new_tokens, streaming, position)
+        request = _Request(request_id, ids, sampling, max_new_tokens, streaming, position, seen)
         with self._changed:
             self._check_running()
             self._submitted.append(request)
@@ -388,11 +397,14 @@ class Batcher:
         Args:
             counts: request → number of tokens to compute.
         """
-        chunks = [Chunk(request.ids, request.table, count) for request, count in counts.items()]
+        chunks = [
+            Chunk(request.ids, request.table, count, request.seen)
+            for request, count in counts.items()
+        ]
         step = make_step(self.pages, chunks, self._model.device)
         complete = [n for n, chunk in enumerate(chunks) if chunk.size == _remaining(chunk)]
         # the model computes at least one row of logits
-        logits = forward(self._model, step, step.ends[complete or [0]])
+        logits = forward(self._model, step, step.ends[complete or [0]], self._vision)
         for chunk in chunks:
             chunk.table.computed += chunk.size
             if self._settings.prefix_sharing:

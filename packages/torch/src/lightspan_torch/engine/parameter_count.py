@@ -38,15 +38,13 @@ def size_of_config(config: Any, name: str = "the model") -> ModelSize:
         ModelError: the configuration does not describe a causal language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     from lightspan_torch.engine.tokenizer import context_length
+    from lightspan_torch.engine.weights import auto_class
 
     try:
         with torch.device("meta"):  # shapes without memory
-            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, trust_remote_code=False
-            )
+            model: Any = auto_class(config).from_config(config, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"cannot determine the size of {name}: {error}") from error
     text = config.get_text_config()

@@ -14,13 +14,13 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 
-from lightspan.errors import ConfigError, ContextOverflowError, ModelError
+from lightspan.errors import ConfigError, ContextOverflowError, DataError, ModelError
 from lightspan.protocols.engine import ChatTokenizer, ToolParserName
 from lightspan.schema.genai_messages import (
     CALL_CLOSE,
@@ -206,6 +206,30 @@ class TransformersTokenizer(ChatTokenizer):
         template_options: Mapping[str, Any] | None = None,
         most: int | None = None,
     ) -> list[int]:
+        return self._render(
+            messages, tools, add_generation_prompt, template_options, self.encode, most
+        )
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template_options: Mapping[str, Any] | None,
+        encode: Callable[..., list[int]],
+        most: int | None,
+    ) -> list[int]:
+        """Return the ids of a chat; see `ChatTokenizer.render`.
+
+        Args:
+            messages: the messages.
+            tools: the tools; None for no tools.
+            add_generation_prompt: whether the answer's beginning is added.
+            template_options: options of the chat template.
+            encode: function of the rendered text and of the keyword `most`, which returns the ids.
+                It is `self.encode` unless the text has placeholders.
+            most: maximum number of ids that the caller can use; None for no limit.
+        """
         template = self._template(with_tools=bool(tools))
         options = dict(template_options or {})
         if not template:
@@ -223,6 +247,11 @@ class TransformersTokenizer(ChatTokenizer):
             raise ModelError(self.unread_format)
         self._check_history(messages, with_tools=bool(tools))
         is_text = _has_template_options_only(options) and _is_standard(type(self.tokenizer))
+        if not is_text and encode != self.encode:
+            raise ModelError(
+                f"images are not rendered with the template options {sorted(options)} or by a "
+                f"{type(self.tokenizer).__name__}, which change how a text is encoded"
+            )
         try:
             rendered = self._apply(
                 [self._plain(message) for message in messages],
@@ -231,8 +260,8 @@ class TransformersTokenizer(ChatTokenizer):
                 tokenize=not is_text,
                 **options,
             )
-            return self.encode(rendered, most=most) if is_text else list(rendered)
-        except (ContextOverflowError, ModelError):
+            return encode(rendered, most=most) if is_text else list(rendered)
+        except (ContextOverflowError, DataError, ModelError):
             raise
         except Exception as error:  # Jinja runs the model author's code, which raises any type
             raise ModelError(
@@ -410,6 +439,9 @@ def load_tokenizer(
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    from lightspan_torch.vision.processor import sees
+    from lightspan_torch.vision.tokenizer import seeing_tokenizer
+
     origin = locate(model, "tokenizer")
     try:
         config = AutoConfig.from_pretrained(origin.folder, trust_remote_code=False)
@@ -422,14 +454,15 @@ def load_tokenizer(
     # without tokenizer files, transformers 5 returns an empty tokenizer
     if len(tokenizer) <= len(tokenizer.get_added_vocab()):
         raise cannot_load("tokenizer", origin, FileNotFoundError("there are no tokenizer files"))
-    loaded = TransformersTokenizer(
-        tokenizer,
-        name=origin.name,
-        context_length=context_length(config),
-        eos_ids=_configured_eos(origin.folder, config),
-        tool_parser=tool_parser,
-        date=date,
-    )
+    options: dict[str, Any] = {
+        "name": origin.name,
+        "context_length": context_length(config),
+        "eos_ids": _configured_eos(origin.folder, config),
+        "tool_parser": tool_parser,
+        "date": date,
+    }
+    loaded = seeing_tokenizer(tokenizer, origin, config, **options) if sees(config) else None
+    loaded = loaded or TransformersTokenizer(tokenizer, **options)
     if reason := loaded.unread_format:
         _warn_once("requests with tools are refused", reason)
     elif reason := loaded.guessed_format:

@@ -34,6 +34,7 @@ import torch
 
 from lightspan.errors import (
     ConfigError,
+    DataError,
     EngineClosedError,
     EngineError,
     EngineMemoryError,
@@ -47,6 +48,7 @@ from lightspan.protocols.engine import (
     EngineCapabilities,
     GenerationRequest,
     LoRAWeights,
+    PromptRefused,
     TokenChunk,
     TokenEngine,
     ToolParserName,
@@ -74,6 +76,8 @@ from lightspan_torch.engine.weights import (
     weight_change,
 )
 from lightspan_torch.threads import limit_threads
+from lightspan_torch.vision.checks import checked_vision, image_sample
+from lightspan_torch.vision.features import Vision
 
 BLOCK_TOKENS: Final = 64
 """Number of tokens in one block of the setting `num_blocks`."""
@@ -189,7 +193,9 @@ class TransformersEngine(TokenEngine):
             )
             advice = partial(_lower_engine, settings, context)
             with explained(f"loading the model of policy {policy} on {device}", advice):
+                sample = image_sample(model, tokenizer)
                 install_checked(model, min(context, settings.cache_tokens))
+                vision = checked_vision(model, sample)
             self._workers[policy] = _PolicyWorker(
                 policy,
                 model,
@@ -198,10 +204,12 @@ class TransformersEngine(TokenEngine):
                 rank=ranks.get(policy),
                 context=context,
                 settings=settings,
+                vision=vision,
             )
         self._capabilities = msgspec.structs.replace(
             CAPABILITIES,
             lora=tuple(policy for policy, rank in ranks.items() if rank),
+            images=tuple(name for name, worker in self._workers.items() if worker.vision),
             numerics=numerics(loaded),
         )
 
@@ -242,6 +250,8 @@ class TransformersEngine(TokenEngine):
         self._check_usable()
         worker = self._worker(request.policy)
         state = await worker.grammar_start(request.grammar) if request.grammar else None
+        if request.images:
+            await worker.prepare(request)
         job = worker.admit(request, state, stream=stream)
         self._requests += 1
         try:
@@ -304,8 +314,12 @@ class _PolicyWorker:
         rank: int | None,
         context: int,
         settings: BatchSettings,
+        vision: Vision | str,
     ) -> None:
         self.policy = policy
+        self.vision = vision if isinstance(vision, Vision) else None
+        self._no_images = vision if isinstance(vision, str) else ""
+        """Why images are refused; "" if they are not."""
         self._rank = rank
         self._low_rank = LowRank(model, rank) if rank else None
         self.tokenizer = tokenizer
@@ -369,6 +383,23 @@ class _PolicyWorker:
         state = self.grammars.cached_start(grammar)
         return state if state is not None else await asyncio.to_thread(self.grammars.start, grammar)
 
+    async def prepare(self, request: GenerationRequest) -> None:
+        """Decode the images of a request, in a thread.
+
+        Raises:
+            UnsupportedError: the policy's model sees no images.
+            PromptRefused: an image is damaged, or does not fit the prompt.
+        """
+        if self.vision is None:
+            raise UnsupportedError(
+                f"request {request.request_id} has images, and policy {self.policy} takes none: "
+                f"{self._no_images}"
+            )
+        try:
+            await asyncio.to_thread(self.vision.see, request.prompt_ids, request.images)
+        except DataError as error:
+            raise PromptRefused(str(error)) from error
+
     def admit(
         self, request: GenerationRequest, state: GrammarState | None, *, stream: bool
     ) -> _Job:
@@ -403,16 +434,21 @@ class _PolicyWorker:
         key = next(self._ids)
         job.begin(key, self.version)
         self._jobs[key] = job
+        seen = None
+        if job.images:  # again for each submission: the vision part may have other weights now
+            assert self.vision is not None
+            seen = self.vision.see(job.prompt, job.images)
         # If the thread is ending, the batcher refuses the job; the scheduled `_fail` fails it.
         with contextlib.suppress(EngineError):
             self._batcher.submit(
                 key,
-                job.context_ids,
+                [*(seen.ids if seen else job.prompt), *job.ids],
                 job.sampling,
                 job.remaining,
                 streaming=job.needs_stream,
                 grammar=None if job.grammar_state is None else job.grammar_state.copy(),
                 answer_start=job.answer_start,
+                seen=seen,
             )
 
     def drop(self, job: _Job) -> None:
@@ -430,7 +466,16 @@ class _PolicyWorker:
             assert self._low_rank is not None
             return self._low_rank.change(weights, self.policy)
         assert not isinstance(weights, LoRAWeights)
-        return weight_change(self._model, weights, self.policy)
+        change = weight_change(self._model, weights, self.policy)
+        if self.vision is None or not self.vision.differs(weights):
+            return change
+        vision = self.vision
+
+        def change_both() -> None:
+            change()
+            vision.forget()
+
+        return change_both
 
     async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
         """Replace the weights as described in the module's docstring."""
@@ -484,6 +529,7 @@ class _PolicyWorker:
             on_outputs=partial(self._to_loop, self._receive),
             on_stop=self._stop_from_thread,
             on_mismatch=partial(self._to_loop, self._mismatch),
+            vision=self.vision,
         )
         batcher.start()
         return batcher
@@ -565,13 +611,15 @@ class _Job:
         """Matcher state at the start of the answer; None without a grammar. Each submission gets a
         copy."""
         self.answer_start = len(request.prompt_ids) - request.answered
-        self._prompt = request.prompt_ids
+        self.prompt = request.prompt_ids
+        self.images = request.images
+        self.ids: list[int] = []
+        """The tokens sampled so far."""
         self._limit = limit
         self._stream = stream
         self._eos_ids = tokenizer.eos_ids
         stops = tuple(stop for stop in request.sampling.stop if stop)
         self._stop = StopWatcher(tokenizer, stops) if stops else None
-        self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._sent = 0
         """Number of sampled tokens that were sent in chunks."""
@@ -585,12 +633,8 @@ class _Job:
         return self._stream or self._stop is not None
 
     @property
-    def context_ids(self) -> list[int]:
-        return [*self._prompt, *self._ids]
-
-    @property
     def remaining(self) -> int:
-        return self._limit - len(self._ids)
+        return self._limit - len(self.ids)
 
     async def next_chunk(self) -> TokenChunk:
         item = await self._chunks.get()
@@ -600,29 +644,29 @@ class _Job:
 
     def begin(self, key: str, version: int) -> None:
         """Record the id (`key`) of a submission and the `version` of its weights."""
-        self.key, self._version, self._resumed = key, version, len(self._ids)
+        self.key, self._version, self._resumed = key, version, len(self.ids)
 
     def receive(self, output: Output) -> None:
         """Add the new tokens of `output`, which contains all tokens since the submission.
 
         Depending on `output`, finish the job or send a chunk.
         """
-        new = len(self._ids) - self._resumed
+        new = len(self.ids) - self._resumed
         for token, logprob in zip(output.ids[new:], output.logprobs[new:], strict=True):
-            self._ids.append(token)
+            self.ids.append(token)
             self._logprobs.append(min(logprob, 0.0))  # rounding can exceed 0
             if self._stop is not None and self._stop.complete([token]):
                 self._finish(FinishReason.STOP)
                 return
         if output.is_finished:
-            ended = bool(self._ids) and self._ids[-1] in self._eos_ids
+            ended = bool(self.ids) and self.ids[-1] in self._eos_ids
             self._finish(FinishReason.STOP if ended else FinishReason.LENGTH)
         elif self._stream:
             self.flush()
 
     def flush(self) -> None:
         """Send the tokens that were not sent yet, as one chunk."""
-        if len(self._ids) > self._sent:
+        if len(self.ids) > self._sent:
             self._send(None)
 
     def fail(self, error: EngineError) -> None:
@@ -635,12 +679,12 @@ class _Job:
 
     def _send(self, reason: FinishReason | None) -> None:
         chunk = TokenChunk(
-            ids=self._ids[self._sent :],
+            ids=self.ids[self._sent :],
             logprobs=self._logprobs[self._sent :],
             version=self._version,
             finish_reason=reason,
         )
-        self._sent = len(self._ids)
+        self._sent = len(self.ids)
         self._chunks.put_nowait(chunk)
 
 

@@ -18,6 +18,7 @@ from lightspan.errors import ConfigError, ModelError, OutOfMemoryError
 from lightspan.schema.validation import check_device_name
 from lightspan_torch.engine.hub import cannot_load, locate
 from lightspan_torch.engine.oom import allocation, is_out_of_memory
+from lightspan_torch.vision.processor import sees
 
 
 def without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,12 +62,13 @@ def load_model(
     check_device(device)
     if isinstance(source, torch.nn.Module):
         return _exact(_moved(copy.deepcopy(source), device, dtype, "the model").eval())
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     origin = locate(source, "weights")
     try:
         with without_bars():
-            model = AutoModelForCausalLM.from_pretrained(
+            config = AutoConfig.from_pretrained(origin.folder, trust_remote_code=False)
+            model = auto_class(config).from_pretrained(
                 origin.folder, dtype=dtype or "auto", trust_remote_code=False, use_safetensors=True
             )
     except Exception as error:
@@ -77,14 +79,32 @@ def load_model(
     return _exact(_moved(model, device, None, origin.name).eval())
 
 
+def auto_class(config: Any) -> Any:
+    """Return the class of transformers that loads or makes models of a configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+
+
+def set_text_attention(model: Any, name: str) -> None:
+    """Set the attention of a model's text part. A vision part keeps its own."""
+    config, text = model.config, model.config.get_text_config()
+    keys = [key for key in config.sub_configs if getattr(config, key) is text]
+    model.set_attn_implementation({keys[0]: name} if keys else name)
+
+
+def text_attention(model: Any) -> str:
+    """Return the name of the attention of a model's text part."""
+    return str(model.config.get_text_config()._attn_implementation)
+
+
 @torch.no_grad()
 def _exact(model: Any) -> Any:
     """Replace the attention `sdpa` by `eager` in a model whose scores are capped or have sinks.
 
     The first versions of transformers 5 choose `sdpa` for Gemma 2, which drops the cap in silence.
     """
-    config = getattr(model, "config", None)
-    if getattr(config, "_attn_implementation", "") != "sdpa":
+    if getattr(model, "config", None) is None or text_attention(model) != "sdpa":
         return model
     if not getattr(model, "_supports_attention_backend", False):
         return model
@@ -100,12 +120,12 @@ def _exact(model: Any) -> Any:
 
     AttentionInterface.register("lightspan_probe", attention)
     try:
-        model.set_attn_implementation("lightspan_probe")
+        set_text_attention(model, "lightspan_probe")
         model(input_ids=torch.tensor([[1]], device=model.device), use_cache=False)
     except (AttributeError, TypeError, ValueError):  # it needs a mask, which is made for sdpa alone
         dropped.clear()
     finally:
-        model.set_attn_implementation("eager" if dropped else "sdpa")
+        set_text_attention(model, "eager" if dropped else "sdpa")
     return model
 
 
