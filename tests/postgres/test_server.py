@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from lightspan_cluster.postgres import schema
 from lightspan_cluster.postgres.dsn import read_address
 from lightspan_cluster.postgres.store import PostgresStore
 from lightspan_testing.store_suite import (
+    IMAGE,
     LEASE_S,
     make_call,
     make_peer,
@@ -116,6 +118,26 @@ def test_processes_that_open_an_empty_database_at_once(url: str) -> None:
 
 
 # --- versions -----------------------------------------------------------------------------
+async def test_a_schema_from_before_there_were_images(cluster: Cluster, url: str) -> None:
+    async with PostgresStore(url) as store:
+        attempt = await start(store)
+    with cluster.connect(options=f"-c search_path={schema_of(url)}") as db:
+        db.execute("DROP TABLE images; DROP TABLE attempt_images")
+        db.execute("UPDATE lightspan_versions SET version = 4")
+    reader = PostgresStore(url)
+    reader.read_only = True
+    with pytest.raises(StoreFormatError, match="older lightspan"):
+        await reader.open()
+    stores = [PostgresStore(url, create=False) for _ in range(3)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await stores[0].add_images(ref(attempt), [IMAGE])
+    for store in stores:
+        assert await store.images([IMAGE.digest]) == {IMAGE.digest: IMAGE}
+        await store.close()
+    async with reader:
+        assert await reader.attempt(attempt.attempt_id) == attempt
+
+
 async def test_a_schema_of_another_version_is_refused(cluster: Cluster, url: str) -> None:
     async with open_store(url):
         pass

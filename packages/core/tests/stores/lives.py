@@ -11,6 +11,7 @@ from lightspan.schema.records import AttemptStatus, RolloutStatus
 from lightspan.schema.reward import Reward
 from lightspan.stores import open_store
 from lightspan_testing.store_suite import (
+    IMAGE,
     LEASE_S,
     make_call,
     make_production,
@@ -37,6 +38,7 @@ async def live(url: str) -> None:
                     attempt = claim.attempt
                     assert await store.heartbeat([ref(attempt)], LEASE_S) == []
                     assert await store.add_spans(ref(attempt), [make_span(attempt)]) == 0
+                    await store.add_images(ref(attempt), [IMAGE])
                     assert await store.add_calls([make_call(attempt)]) == [False]
                     report = make_report(attempt, reward=Reward(0.5))
                     assert await store.report([report]) == [True]
@@ -60,5 +62,6 @@ async def check_once(url: str) -> None:
         spans, records = await store.spans(ids), await store.token_records(ids)
         assert [len(spans[attempt_id]) for attempt_id in ids] == [2] * 20
         assert [len(records[attempt_id]) for attempt_id in ids] == [1] * 20
+        assert await store.images([IMAGE.digest]) == {IMAGE.digest: IMAGE}
         assert not any(span.late for stored in spans.values() for span in stored)
         assert [version.version for version in await store.policy_versions("sql")] == [1, 2, 3]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from lightspan.schema.images import Image
 from lightspan.schema.records import RolloutStatus
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite import Clock
@@ -44,7 +45,8 @@ WRITER: Final = """
 import asyncio, itertools, sys
 from lightspan.errors import StoreError
 from lightspan.stores import open_store
-from lightspan_testing.store_suite import claim_one, make_call, make_report, make_rollout
+from lightspan.schema.images import Image
+from lightspan_testing.store_suite import claim_one, make_call, make_report, make_rollout, ref
 
 def say(*words):
     print(*words, flush=True)
@@ -55,6 +57,8 @@ async def one(store, round_number):
     say("queued", name)
     attempt = await claim_one(store, run_id=name)
     say("claimed", attempt.attempt_id)
+    await store.add_images(ref(attempt), [Image.of(name.encode() * 100, "image/png")])
+    say("image", name)
     for number in range(3):
         assert await store.add_calls([make_call(attempt, number)]) == [False]
         say("call", attempt.attempt_id, number)
@@ -82,6 +86,9 @@ async def check_acknowledged(make_store: Callable[[Clock], Store], lines: list[l
         for kind, name, *rest in lines:
             if kind == "queued":
                 assert await store.rollouts([name])
+            elif kind == "image":
+                image = Image.of(name.encode() * 100, "image/png")
+                assert await store.images([image.digest]) == {image.digest: image}
             elif kind == "claimed":
                 assert (await store.attempt(name)).number == 1
             elif kind == "call":

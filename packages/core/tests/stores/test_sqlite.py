@@ -30,6 +30,7 @@ from lightspan.stores.memory import MemoryStore
 from lightspan.stores.sqlite import SQLiteStore, file as sqlite_file
 from lightspan.stores.timings import StoreTimings
 from lightspan_testing.store_suite import (
+    IMAGE,
     LEASE_S,
     Clock,
     StoreSuite,
@@ -133,7 +134,7 @@ async def test_a_foreign_sqlite_file(tmp_path: Path, statement: str) -> None:
     ("change", "words"),
     [
         (1, ("newer lightspan", __version__, "upgrade lightspan")),
-        (-1, ("older lightspan", "format 4", "with that lightspan")),
+        (-2, ("older lightspan", "format 4", "with that lightspan")),
     ],
     ids=["newer", "older"],
 )
@@ -145,6 +146,26 @@ async def test_a_store_of_another_version(
         pass
     _execute(path, f"PRAGMA user_version = {sqlite_file.FORMAT_VERSION + change}")
     await _refused(path, StoreFormatError, *words)
+
+
+async def test_a_store_from_before_there_were_images(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with SQLiteStore(path) as store:
+        attempt = await start(store)
+    _execute(path, "DROP TABLE images", "DROP TABLE attempt_images", "PRAGMA user_version = 5")
+    reader = SQLiteStore(path)
+    reader.read_only = True
+    async with reader:
+        assert await reader.images([IMAGE.digest]) == {}
+        assert await reader.attempt(attempt.attempt_id) == attempt
+    async with SQLiteStore(path) as store:
+        await store.add_images(ref(attempt), [IMAGE])
+        assert await store.images([IMAGE.digest]) == {IMAGE.digest: IMAGE}
+        assert await store.attempt(attempt.attempt_id) == attempt
+    async with reader:
+        assert await reader.images([IMAGE.digest]) == {IMAGE.digest: IMAGE}
+    async with SQLiteStore(path) as store:
+        assert await store.images([IMAGE.digest]) == {IMAGE.digest: IMAGE}
 
 
 async def test_a_damaged_store(tmp_path: Path) -> None:

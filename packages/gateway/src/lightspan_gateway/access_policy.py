@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from lightspan.schema.images import Image
 from lightspan.schema.routing import Target
 from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallerSession, CallLog
@@ -45,6 +46,10 @@ class AccessPolicy(ABC):
     @abstractmethod
     def sessions(self) -> Iterable[CallerSession]:
         """Return the caller sessions that are held in memory."""
+
+    async def images(self, digests: Collection[str]) -> Mapping[str, Image]:
+        """Return the stored images among `digests`."""
+        return {}
 
     async def assign(
         self, session: CallerSession, request: web.Request, body: Body

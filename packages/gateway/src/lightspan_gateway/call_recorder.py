@@ -12,6 +12,8 @@ from lightspan.schema import semconv as c
 from lightspan.schema.content import without_keys
 from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import dump_json
+from lightspan.schema.images import Image
+from lightspan.schema.records import AttemptRef
 from lightspan.schema.redaction import bounded_text
 from lightspan.schema.routing import agent_name
 from lightspan.schema.spans import (
@@ -126,7 +128,8 @@ class CallRecorder(CallLog):
             info.size, call_span, info, outcome, attributes, end, message
         )
         stored = StoredCall(span=span, records=[*records], epoch=session.claim.attempt.epoch)
-        task = self.background(self._store.add_calls([stored]))
+        images = [i for i in info.images.values() if i.digest not in session.stored_images]
+        task = self.background(self._write(stored, images, session))
         done, _ = await asyncio.wait([task], timeout=self._store_timeout_s)
         if not done:
             self._report_damage(
@@ -135,6 +138,15 @@ class CallRecorder(CallLog):
             task.add_done_callback(_retrieve_error)
         elif (error := task.exception()) is not None:
             self._report_damage(session, f"the store refused a call: {error}")
+
+    async def _write(
+        self, call: StoredCall, images: Sequence[Image], session: CallerSession
+    ) -> None:
+        if images:  # before what refers to them
+            attempt = AttemptRef(session.attempt_id, call.epoch)
+            await self._store.add_images(attempt, images)
+            session.stored_images.update(image.digest for image in images)
+        await self._store.add_calls([call])
 
     async def update_outcome(self, info: CallInfo, outcome: CallOutcome) -> None:
         attempt_id, call_id = info.session.attempt_id, info.call_id

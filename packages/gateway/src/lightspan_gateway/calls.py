@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from lightspan.errors import EngineError, LightspanError
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import Claim
 from lightspan.schema.routing import Routing, Rule, Target
 from lightspan.schema.spans import Attributes, Span
@@ -65,6 +66,8 @@ class CallerSession:
     """The recorded attempt that the client's attempt repeats; None if it repeats none."""
     shared: bool = False
     """Whether several clients share the session, so that equal bodies may be different calls."""
+    stored_images: set[str] = field(default_factory=set)
+    """Digests of the images that the store has for this attempt."""
     max_calls: int | None = None
     """Maximum number of calls in memory; None for all."""
     answer_model: Callable[[str], str] | None = None
@@ -145,6 +148,8 @@ class CallInfo:
     parent_id: str | None
     trace_id: str
     start_ns: int
+    api: str = ""
+    """Path of the API after `/v1/`, such as `chat/completions`."""
     grace_s: float = 0.0
     """Seconds for which the call continues after its last client disconnected."""
     sequence_start: int = 0
@@ -156,6 +161,10 @@ class CallInfo:
     """Call id that the client sent with a replayed call; empty for other calls."""
     is_fork: bool = False
     """Whether a fork ends its replay at this call."""
+    equal: RecordedCall | None = None
+    """The call of another attempt with the same request; None for other calls."""
+    images: dict[str, Image] = field(default_factory=dict)
+    """Digest → image of the request, for the store; empty after the call is recorded."""
 
 
 class CallLog(ABC):
@@ -239,7 +248,7 @@ class ServedCall(ABC):
 
     def forget_request(self) -> None:
         """Drop the request's body to free memory; it is not needed after the call is recorded."""
-        self.info.body = {}
+        self.info.body, self.info.images = {}, {}
 
     @abstractmethod
     def attributes(self) -> Attributes:

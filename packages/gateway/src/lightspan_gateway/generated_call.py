@@ -15,10 +15,13 @@ from lightspan.protocols.decoding import IncrementalDecoder, StopWatcher
 from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, TokenChunk, TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_attributes import answer_attributes
+from lightspan.schema.images import PromptImage
 from lightspan.schema.spans import Attributes
 from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecord
+from lightspan_gateway.api_errors import ApiError
 from lightspan_gateway.calls import CallInfo, CallLog, RecordedCall, ServedCall
-from lightspan_gateway.dialects.base import Answer, Choice, ModelRequest, head
+from lightspan_gateway.dialects.base import Answer, Choice, ModelRequest, Prompt, head
+from lightspan_gateway.images import without_data
 from lightspan_gateway.request_body import digest_of
 from lightspan_gateway.tools import THINK_OPEN, ParsedCall, tool_parser
 
@@ -32,6 +35,7 @@ class ChoiceRun:
 
     index: int
     prompt_ids: list[int]
+    images: tuple[PromptImage, ...]
     decoder: IncrementalDecoder
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -76,7 +80,7 @@ class GeneratedCall(ServedCall):
     Args:
         info: the call.
         request: the parsed request, with `max_tokens` set.
-        prompts: token ids of each prompt; a chat has one.
+        prompts: the prompts; a chat has one.
         engine: the engine that generates the answer.
         tokenizer: the policy's tokenizer.
         log: the log that records the call.
@@ -86,7 +90,7 @@ class GeneratedCall(ServedCall):
         self,
         info: CallInfo,
         request: ModelRequest,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Prompt],
         engine: TokenEngine,
         tokenizer: ChatTokenizer,
         log: CallLog,
@@ -95,7 +99,7 @@ class GeneratedCall(ServedCall):
         self.request = replace(request.without_prompt(), overrides={})
         self.overrides = request.overrides
         self.choices = [
-            ChoiceRun(number * request.n + index, prompt, IncrementalDecoder(tokenizer))
+            ChoiceRun(number * request.n + index, *prompt, IncrementalDecoder(tokenizer))
             for number, prompt in enumerate(prompts)
             for index in range(request.n)
         ]
@@ -107,14 +111,14 @@ class GeneratedCall(ServedCall):
         """Whether a choice was sampled again after a try whose tokens were lost."""
         self.deltas: list[tuple[int, str]] = []
         """(index of the choice, new text) in the order in which a streamed answer contains them."""
-        self._prompts = prompts
+        self._prompts = [prompt.ids for prompt in prompts]
         self._engine = engine
         self._tokenizer = tokenizer
         self._tools = tool_parser(tokenizer.tool_parser) if request.parse_tools else None
         self._thinking = ""
         """What the prompt ends with if the answer begins in the model's thoughts."""
         if self._tools is not None:
-            end = tokenizer.decode(prompts[0][-_THINK_TOKENS:], skip_special_tokens=False)
+            end = tokenizer.decode(prompts[0].ids[-_THINK_TOKENS:], skip_special_tokens=False)
             self._thinking = THINK_OPEN if end.rstrip().endswith(THINK_OPEN) else ""
 
     @property
@@ -122,10 +126,18 @@ class GeneratedCall(ServedCall):
         is_resampled = self.resampled and self.info.repeats is None
         return CallOutcome.RESAMPLED if is_resampled else super().outcome
 
+    def forget_request(self) -> None:
+        super().forget_request()
+        for choice in self.choices:
+            choice.images = without_data(choice.images)
+
     def restore(self, recorded: RecordedCall) -> None:
         """Load the recorded tokens of a call from the store.
 
         They may be only the beginning of the answer; then the rest is generated.
+
+        Raises:
+            ApiError: 409 if the rest cannot be generated, because the store lacks an image.
         """
         self.tries = 1
         self.resampled = bool(recorded.span.attributes.get(c.CALL_RESAMPLED))
@@ -139,6 +151,12 @@ class GeneratedCall(ServedCall):
                 self._finish(choice, record.finish_reason)
             self._emit(choice)
         self.answered = all(choice.finish is not None for choice in self.choices)
+        if not self.answered and any(not i.data for each in self.choices for i in each.images):
+            raise ApiError(
+                409,
+                "an image of this call is not in the store any more: send the request as a new "
+                "call",
+            )
 
     # --- sampling -------------------------------------------------------------------------
     async def _work(self) -> None:
@@ -188,6 +206,7 @@ class GeneratedCall(ServedCall):
             sampling=sampling,
             grammar=self.request.grammar,
             answered=len(choice.ids),
+            images=choice.images,
             rollout="" if self.info.session.shared else self.info.session.attempt_id,
         )
 
@@ -368,6 +387,7 @@ class GeneratedCall(ServedCall):
                 sequence_start=info.sequence_start,
                 sequence_end=sequence_end,
                 outcome=outcome,
+                images=without_data(choice.images),
                 grammar=grammar,
                 grammar_library=self._engine.capabilities.grammars if grammar else "",
             )

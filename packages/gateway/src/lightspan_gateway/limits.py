@@ -10,6 +10,28 @@ MAX_CALL_BYTES: Final = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """Limits of the images in a request, and the hosts from which images are fetched."""
+
+    max_images: int = 64
+    """Maximum number of images in a request."""
+    max_bytes: int = 10 * 2**20
+    """Maximum size of an image file, in bytes."""
+    max_side: int = 8_192
+    """Maximum width and height, in pixels."""
+    max_pixels: int = 2**24
+    """Maximum number of decoded pixels: 4096 by 4096."""
+    hosts: tuple[str, ...] = ()
+    """Hosts from which images are fetched: `cdn.example.com`, with its port unless that is the
+    scheme's (`127.0.0.1:8080`), or `*.example.com`, which must not lead to private addresses.
+    Images with addresses at other hosts are refused."""
+    max_fetched_bytes: int = 32 * 2**20
+    """Maximum size of all images of a request that are fetched, in bytes."""
+    fetch_timeout_s: float = 20.0
+    """Seconds for which the images of a request may be fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
     """Limits of every server."""
 
@@ -41,6 +63,8 @@ class GatewayLimits(ServerLimits):
     time that the recorded attempt took. Then the attempt does not repeat the recorded one."""
     compile_timeout_s: float = 10.0
     """Seconds that a grammar may take to compile."""
+    images: ImageLimits = ImageLimits()
+    """Limits of images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
@@ -14,11 +14,13 @@ from aiohttp import web
 from lightspan.errors import ConfigError, NotFoundError
 from lightspan.protocols.engine import ChatTokenizer, TokenEngine
 from lightspan.schema import semconv as c
+from lightspan.schema.genai_messages import input_messages_of
+from lightspan.schema.images import Image, with_data
 from lightspan.schema.llm import LLM
 from lightspan.schema.records import new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
-from lightspan.schema.token_records import CallOutcome, Sampling
+from lightspan.schema.token_records import CallOutcome, Sampling, TokenRecord
 from lightspan_gateway import request_body
 from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
@@ -31,12 +33,14 @@ from lightspan_gateway.calls import (
 )
 from lightspan_gateway.dialects import Parse
 from lightspan_gateway.dialects.anthropic import parse_message
-from lightspan_gateway.dialects.base import Conversation, ModelRequest, cannot_honour
+from lightspan_gateway.dialects.base import Conversation, ModelRequest, Prompt, cannot_honour
 from lightspan_gateway.dialects.chat import parse_chat
+from lightspan_gateway.dialects.image_parts import IMAGE_TYPES
 from lightspan_gateway.dialects.openai_responses import ID_PREFIX, recorded_conversation
 from lightspan_gateway.forks import Role
 from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
+from lightspan_gateway.images import ImageReader, digests_in, unchecked_images, with_bytes
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.prompt_rules import agent_of_prompt
@@ -70,10 +74,12 @@ class RequestHandler:
         self._endpoints: dict[bytes, OpenAIEngine] = {}
         self._relayed_s = limits.relayed_s
         self._grammars = GrammarCache(limits.compile_timeout_s)
+        self._images = ImageReader(limits.images)
 
     async def close(self) -> None:
         """Close the connections to endpoints. Idempotent."""
         self._grammars.close()
+        await self._images.close()
         for endpoint in self._endpoints.values():
             await endpoint.close()
         self._endpoints.clear()
@@ -137,11 +143,12 @@ class RequestHandler:
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
         info = self._call_info(request, session, body, path, target)
-        tokenizer = _tokenizer(self._engine_for(info), info.policy)
+        engine = self._engine_for(info)
+        tokenizer, images = _tokenizer(engine, info.policy), await self._read_images(info, engine)
         _, prompts = await request_body.to_thread_if_large(
-            body.size, _prepare, info, parse, tokenizer, None
+            _rendered_size(info), _prepare, info, parse, tokenizer, None, images
         )
-        return sum(map(len, prompts))
+        return sum(len(prompt.ids) for prompt in prompts)
 
     def _route(
         self, session: CallerSession, agent: str | None, body: request_body.Body
@@ -205,10 +212,9 @@ class RequestHandler:
     ) -> ServedCall:
         engine = self._engine_for(info)
         tokenizer = _tokenizer(engine, info.policy)
-        # the conversation that a response continues may have any length
-        size = request_body.SMALL + 1 if "previous_response_id" in info.body else info.size
+        images = await self._read_images(info, engine, recorded)
         request, prompts = await request_body.to_thread_if_large(
-            size, _prepare, info, parse, tokenizer, recorded
+            _rendered_size(info), _prepare, info, parse, tokenizer, recorded, images
         )
         grammar = ""
         if request.constraint is not None:
@@ -224,6 +230,39 @@ class RequestHandler:
             call.restore(recorded)
         return call
 
+    async def _read_images(
+        self, info: CallInfo, engine: TokenEngine, recorded: RecordedCall | None = None
+    ) -> Mapping[str, Image]:
+        """Read the images of a request whose policy sees, and put them into its body.
+
+        Args:
+            info: the call.
+            engine: the engine that serves the policy.
+            recorded: the call's record in the store; None if it is not in the store.
+
+        Returns:
+            Digest → image, of the request and of the recorded calls that it repeats or continues.
+
+        Raises:
+            ApiError: an image is refused.
+        """
+        kind = IMAGE_TYPES.get(info.api)
+        if kind is None or info.policy not in engine.capabilities.images:
+            return {}
+        same = recorded or info.equal
+        known = _prompt_images(same.records) if same is not None else []
+        earlier = _recorded_response(info.session, info.body.get("previous_response_id"))
+        continued = (
+            [] if earlier is None else digests_in(input_messages_of(earlier.span.attributes))
+        )
+        stored: Mapping[str, Image] = {}
+        if wanted := {*known, *continued}:
+            stored = await self._access.images(wanted)
+        last = [stored[digest] for digest in known if digest in stored]
+        read = await self._images.read(info.body, kind, last if len(last) == len(known) else ())
+        info.images = {**stored, **{image.digest: image for image in read}}
+        return info.images
+
     async def _proxied_call(
         self, info: CallInfo, parse: Parse, recorded: RecordedCall | None
     ) -> ServedCall:
@@ -231,6 +270,9 @@ class RequestHandler:
         assert llm is not None
         if parse is not parse_chat:
             raise _chat_only(info, llm, parse)
+        if self._access.log.needs_bodies:
+            images = await request_body.to_thread_if_large(info.size, unchecked_images, info.body)
+            info.images = {image.digest: image for image in images}
         key = msgspec.json.encode(llm)
         if key not in self._endpoints:
             engine = OpenAIEngine(llm)
@@ -261,7 +303,7 @@ class RequestHandler:
         self,
         info: CallInfo,
         request: ModelRequest,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Prompt],
         engine: TokenEngine,
         tokenizer: ChatTokenizer,
     ) -> Sampling:
@@ -283,7 +325,8 @@ class RequestHandler:
                 value = getattr(sampling, key)
                 error_type = None if key == "stop" else c.UNSUPPORTED_PARAMETER
                 raise cannot_honour(key, list(value) if key == "stop" else value, error_type)
-        context, longest = tokenizer.context_length, max(map(len, prompts))
+        context = tokenizer.context_length
+        longest = max(len(prompt.ids) for prompt in prompts)
         if longest >= context:
             raise bad_request(
                 f"the prompt has {longest} tokens, the model's context holds {context}; "
@@ -326,16 +369,17 @@ class RequestHandler:
             parent_id=None if parent_id == c.NO_PARENT else parent_id,
             trace_id=trace_id,
             start_ns=now_ns(),
+            api=request.rel_url.raw_path.rpartition("/v1/")[2].removesuffix("/count_tokens"),
             grace_s=self._relayed_s if is_relayed and not session.shared else 0.0,
         )
 
 
-def _room(prompts: Sequence[list[int]], tokenizer: ChatTokenizer) -> int:
+def _room(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> int:
     """Return the number of tokens that the shortest prompt leaves in the context.
 
     The engine stops the answers to longer prompts sooner.
     """
-    return tokenizer.context_length - min(map(len, prompts))
+    return tokenizer.context_length - min(len(prompt.ids) for prompt in prompts)
 
 
 def _shortened(request: ModelRequest, used: int | None, room: int) -> dict[str, tuple[Any, Any]]:
@@ -364,10 +408,26 @@ def _agent_path(request: web.Request) -> str | None:
     return None if names is None else join_path(unquote(part) for part in names.split("/"))
 
 
+def _rendered_size(info: CallInfo) -> int:
+    """Return the bytes of a call's prompt, at least: images, and a conversation, have any size."""
+    is_larger = bool(info.images) or "previous_response_id" in info.body
+    return request_body.SMALL + 1 if is_larger else info.size
+
+
+def _prompt_images(records: Sequence[TokenRecord]) -> list[str]:
+    """Return the digests of the images in a recorded prompt, in order."""
+    images = records[0].images if records else ()
+    return [image.digest for image in images if not image.first]
+
+
 def _prepare(
-    info: CallInfo, parse: Parse, tokenizer: ChatTokenizer, recorded: RecordedCall | None
-) -> tuple[ModelRequest, list[list[int]]]:
-    """Parse a request, and return it with the token ids of its prompts.
+    info: CallInfo,
+    parse: Parse,
+    tokenizer: ChatTokenizer,
+    recorded: RecordedCall | None,
+    images: Mapping[str, Image],
+) -> tuple[ModelRequest, list[Prompt]]:
+    """Parse a request, and return it with its prompts.
 
     The prompts of a recorded call are taken from its record. Otherwise they are rendered.
 
@@ -376,31 +436,45 @@ def _prepare(
         parse: parser of the request's body.
         tokenizer: tokenizer of the policy.
         recorded: the call's record in the store; None if it is not in the store.
+        images: digest → image of recorded calls.
     """
     mode = info.session.claim.rollout.mode
     request = parse(info.body, mode=mode, forced=info.target.forced(mode))
     if request.previous is not None:
-        request = request.after(_conversation(info.session, request.previous))
+        request = request.after(_conversation(info.session, request.previous, images))
     records = [] if recorded is None else recorded.records
-    prompts = {record.choice // request.n: record.prompt_ids for record in records}
+    prompts = {
+        record.choice // request.n: Prompt(
+            record.prompt_ids, with_data(record.images, images) or record.images
+        )
+        for record in records
+    }
     if len(prompts) == request.count:
         return request, [prompts[number] for number in range(request.count)]
     return request, request.prompts(tokenizer)
 
 
-def _conversation(session: CallerSession, response_id: str) -> Conversation:
+def _recorded_response(session: CallerSession, response_id: object) -> RecordedCall | None:
+    """Return the record of an earlier response; None if the session has its call, or no record."""
+    call_id = str(response_id or "").removeprefix(ID_PREFIX)
+    return None if call_id in session.calls else session.recorded.get(call_id)
+
+
+def _conversation(
+    session: CallerSession, response_id: str, images: Mapping[str, Image]
+) -> Conversation:
     """Return the messages up to and including the response `response_id`.
 
     Raises:
         ApiError: 400 if the session has no response with this id, or the response is not complete.
     """
     call_id = response_id.removeprefix(ID_PREFIX)
-    call, recorded = session.calls.get(call_id), session.recorded.get(call_id)
+    call, recorded = session.calls.get(call_id), _recorded_response(session, response_id)
     conversation = None
     if call is not None:
         conversation = call.conversation()
     elif recorded is not None:
-        conversation = recorded_conversation(recorded.span)
+        conversation = with_bytes(recorded_conversation(recorded.span), images)
     if conversation is None:
         raise bad_request(
             f"there is no answered response {response_id!r} in this attempt",
@@ -424,6 +498,7 @@ async def _await_turn(info: CallInfo) -> None:
     start = session.next_sequence()  # before the wait: calls that overlapped shall overlap again
     placement = await replay.place(info.call_id, info.agent_path, info.body_hash, info.body)
     info.is_fork = placement.role is Role.FORK
+    info.equal = replay.calls.get(placement.call_id)
     if placement.role is Role.PREFIX:
         recorded = session.recorded[placement.call_id] = replay.calls[placement.call_id]
         info.request_id, info.call_id = info.call_id, placement.call_id

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile
 from typing import Any, ClassVar, Final
 
@@ -17,6 +17,7 @@ from lightspan.errors import StoreError
 from lightspan.progress import plural
 from lightspan.protocols.engine import TokenEngine
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import Claim
 from lightspan.schema.redaction import clean_text
 from lightspan.schema.resources import routing_of
@@ -110,6 +111,9 @@ class TrainingAccess(AccessPolicy):
             status = session.claim.attempt.status
             raise ApiError(403, f"attempt {session.attempt_id} has ended ({status})")
         return session
+
+    async def images(self, digests: Collection[str]) -> Mapping[str, Image]:
+        return await self._store.images(sorted(digests))
 
     def sessions(self) -> list[CallerSession]:
         return list(self._open.values())

@@ -66,6 +66,7 @@ class PostgresDatabase(OpenDatabase):
             adding.add_spans,
             adding.add_calls,
             adding.mark_calls,
+            adding.add_images,
             adding.put_resources,
             adding.drop_peers,
             self.announce,
@@ -84,7 +85,12 @@ class PostgresDatabase(OpenDatabase):
             try:
                 db = self._server.connect()
                 try:
-                    schema.prepare(db, self._server.address, create=create)
+                    schema.prepare(
+                        db,
+                        self._server.address,
+                        create=create,
+                        upgrade=not self._server.read_only,
+                    )
                 except BaseException:
                     db.close()
                     raise

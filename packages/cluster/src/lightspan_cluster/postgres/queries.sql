@@ -1,5 +1,7 @@
 -- Queries in PostgreSQL's dialect. Lists of ids are arrays, and so is each column of inserted rows, so
--- one statement inserts any number of rows.
+-- one statement inserts any number of rows. `insert_images` locks an image that is stored already, and
+-- `images_of_attempts` each image that may be deleted: else an image could be deleted whose next attempt is
+-- not committed yet.
 
 -- name: now
 SELECT extract(epoch FROM clock_timestamp())::float8
@@ -83,6 +85,21 @@ ON CONFLICT DO NOTHING
 INSERT INTO token_records (attempt, call_id, choice, sequence_start, late, head, prompt, response, logprobs)
 SELECT * FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::boolean[], %b::bytea[], %b::bytea[], %b::bytea[], %b::bytea[])
 ON CONFLICT DO NOTHING
+
+-- name: insert_images
+INSERT INTO images (digest, media_type, data)
+SELECT * FROM unnest(%b::text[], %b::text[], %b::bytea[])
+ON CONFLICT (digest) DO UPDATE SET digest = excluded.digest
+
+-- name: insert_attempt_images
+INSERT INTO attempt_images (digest, attempt)
+SELECT * FROM unnest(%b::text[], %b::bigint[])
+ON CONFLICT DO NOTHING
+
+-- name: images_of_attempts
+SELECT digest FROM images
+WHERE digest IN (SELECT digest FROM attempt_images WHERE attempt = ANY(%s))
+ORDER BY digest FOR UPDATE
 
 -- name: insert_attempts
 INSERT INTO attempts (attempt_id, rollout_id, number, epoch, runner_id, call_token, started_at, status, lease_until, ended_at, reward, outcome, message, capture_errors, position, previous)

@@ -17,8 +17,10 @@ from lightspan.errors import NotFoundError, StoreFormatError
 from lightspan.stores._sql.queries import read_text, statements_of
 from lightspan_cluster.postgres.dsn import Address
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the tables that this lightspan reads and writes."""
+_WITHOUT_IMAGES: Final = 4
+"""The version before there were images."""
 _LOCK: Final = 0x6C737061
 """'lspa': first half of the key of the advisory lock under which a schema's tables are created."""
 
@@ -34,25 +36,26 @@ def statements() -> list[str]:
     return statements_of(read_text("lightspan_cluster.postgres", "schema.sql"))
 
 
-def prepare(db: Connection, address: Address, *, create: bool) -> None:
-    """Check the version of the tables; create them in one transaction if there are none.
+def prepare(db: Connection, address: Address, *, create: bool, upgrade: bool) -> None:
+    """Check the version of the tables; create those that are missing in one transaction.
 
     Args:
         db: a connection in autocommit mode with the schema as its search path.
         address: the store's address.
-        create: whether to create missing tables.
+        create: whether to create the tables if there are none.
+        upgrade: whether to add the tables of images to a schema of an older lightspan.
 
     Raises:
         NotFoundError: there are no tables, and `create` is False.
         StoreFormatError: the schema belongs to another program, or its tables have another version.
     """
     version = _version(db, address)
-    if version == 0:
-        if not create:
-            raise NotFoundError(f"there is no store {address.url}: nothing was recorded there")
+    if version == 0 and not create:
+        raise NotFoundError(f"there is no store {address.url}: nothing was recorded there")
+    if version == 0 or (upgrade and version == _WITHOUT_IMAGES):
         with db.transaction():
             db.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_LOCK, address.schema))
-            version = _version(db, address) or _create(db, address)
+            version = _create(db, address, _version(db, address))
     if version != VERSION:
         age, hint = (
             ("a newer", "upgrade lightspan there")
@@ -65,12 +68,16 @@ def prepare(db: Connection, address: Address, *, create: bool) -> None:
         )
 
 
-def _create(db: Connection, address: Address) -> int:
+def _create(db: Connection, address: Address, version: int) -> int:
+    """Create the tables that version `version` lacks; return the version of the tables then."""
+    if version not in (0, _WITHOUT_IMAGES):
+        return version  # another process has created them
     [row] = db.execute("SELECT to_regnamespace(%s)", (_quoted(db, address),))
     if row[0] is None:
         db.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(address.schema)))
     for statement in statements():
-        db.execute(statement.encode())
+        if version == 0 or "images" in statement:
+            db.execute(statement.encode())
     query = "INSERT INTO lightspan_versions (version, lightspan) VALUES (%s, %s)"
     db.execute(query, (VERSION, __version__))
     return VERSION

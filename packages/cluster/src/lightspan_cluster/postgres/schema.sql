@@ -1,4 +1,4 @@
--- Version 4 of a lightspan schema. The file is split at semicolons, so it must not define functions.
+-- Version 5 of a lightspan schema. The file is split at semicolons, so it must not define functions.
 -- Texts are compared byte by byte, as in every store. Texts that may hold any character, NUL included,
 -- are BYTEA.
 
@@ -120,3 +120,16 @@ CREATE TABLE peers (
     seen_at DOUBLE PRECISION NOT NULL,
     body BYTEA NOT NULL
 );
+
+-- Images of calls, by the SHA-256 digest of their bytes, and the attempts that have them.
+CREATE TABLE images (
+    digest TEXT COLLATE "C" PRIMARY KEY,
+    media_type TEXT COLLATE "C" NOT NULL,
+    data BYTEA NOT NULL
+);
+CREATE TABLE attempt_images (
+    digest TEXT COLLATE "C" NOT NULL,
+    attempt BIGINT NOT NULL,
+    PRIMARY KEY (digest, attempt)
+);
+CREATE INDEX attempt_images_by_attempt ON attempt_images (attempt);

@@ -21,6 +21,7 @@ from lightspan_gateway.api_errors import ApiError, bad_request
 from lightspan_gateway.dialects import base as shared
 from lightspan_gateway.dialects.base import Answer, Choice, Message, MessagesRequest
 from lightspan_gateway.dialects.constraints import RequestField, read_tools
+from lightspan_gateway.dialects.image_parts import ImagePart
 from lightspan_gateway.dialects.sse import Events, TypedEvents, event_of
 
 RULES: Final = shared.FieldRules(
@@ -240,9 +241,12 @@ def _messages(body: Mapping[str, Any]) -> list[Message]:
 
 
 def _refuse_block(block: Any, where: str) -> Message:
+    if isinstance(block, ImagePart):
+        return {}
     kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
     raise bad_request(
-        f"{where} is of type {kind!r}: only text, tool calls and their results are supported",
+        f"{where} is of type {kind!r}: only text, tool calls and their results are supported"
+        f"{shared.images_advice(kind, 'image')}",
         where,
         c.UNSUPPORTED_CONTENT if is_media(block) else None,
     )

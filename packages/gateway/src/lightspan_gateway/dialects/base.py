@@ -8,18 +8,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self, cast
 
 import msgspec
 
-from lightspan.errors import ContextOverflowError, ModelError
-from lightspan.protocols.engine import ChatTokenizer
+from lightspan.errors import ContextOverflowError, DataError, ModelError
+from lightspan.protocols.engine import ChatTokenizer, ImageTokenizer
 from lightspan.schema import semconv as c
+from lightspan.schema.images import PromptImage
 from lightspan.schema.media import is_media
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import Sampling
 from lightspan_gateway.api_errors import ApiError, bad_request
 from lightspan_gateway.dialects.constraints import CONSTRAINING, Constraint
+from lightspan_gateway.dialects.image_parts import IMAGE_TYPES, ImagePart
 from lightspan_gateway.dialects.sse import Events
 
 MAX_CHOICES: Final = 128
@@ -71,6 +73,13 @@ Conversation = list[Message]
 
 
 # --- requests and answers -------------------------------------------------------------------
+class Prompt(NamedTuple):
+    """The token ids of a prompt, and the images whose placeholders are among them."""
+
+    ids: list[int]
+    images: tuple[PromptImage, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One finished answer to a prompt. A request with `n` = 3 gets three choices per prompt."""
@@ -146,8 +155,8 @@ class ModelRequest(ABC):
         return 1
 
     @abstractmethod
-    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
-        """Render the prompts and return the token ids of each. Slow: call it in a thread.
+    def prompts(self, tokenizer: ChatTokenizer) -> list[Prompt]:
+        """Render the prompts. Slow: call it in a thread.
 
         Raises:
             ApiError: 400 naming the field that is empty, malformed or too long.
@@ -220,19 +229,26 @@ class MessagesRequest(ModelRequest):
         """Return the messages in the form that chat templates expect.
 
         Raises:
-            ApiError: 400 if a message is malformed, or is not text.
+            ApiError: 400 if a message is malformed, or is neither text nor an image that was
+                checked.
         """
         name = self.prompt_field
         return [plain_message(message, f"{name}[{n}]") for n, message in enumerate(self.messages)]
 
-    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
+    def prompts(self, tokenizer: ChatTokenizer) -> list[Prompt]:
         name, plain = self.prompt_field, self.plain_messages()
         if not plain:
             raise bad_request(f"'{name}' is empty: there is nothing to answer", name)
         options, limit = self.template_options or None, tokenizer.context_length
+        has_images = any(isinstance(message["content"], list) for message in plain)
+        seeing = cast(ImageTokenizer, tokenizer) if has_images else None
         try:
-            return [tokenizer.render(plain, self.tools, template_options=options, most=limit)]
-        except ModelError as error:
+            if seeing is None:
+                ids = tokenizer.render(plain, self.tools, template_options=options, most=limit)
+                return [Prompt(ids)]
+            rendered = seeing.render_images(plain, self.tools, template_options=options, most=limit)
+            return [Prompt(*rendered)]
+        except (ModelError, DataError) as error:
             raise bad_request(str(error), name) from error
         except ContextOverflowError as error:
             raise too_long(error, name) from error
@@ -473,12 +489,14 @@ def cannot_honour(key: str, value: Any, error_type: str | None = None) -> ApiErr
 def plain_message(message: Any, where: str) -> dict[str, Any]:
     """Convert a message for chat templates: content to text, tool arguments to objects.
 
+    Content with images that were checked becomes a list of parts.
+
     Args:
         message: the message, in the form of chat completions.
         where: name of the message in errors.
 
     Raises:
-        ApiError: 400 if the message is malformed, or is not text.
+        ApiError: 400 if the message is malformed, or is neither text nor such images.
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"{where} must have a 'role'", f"{where}.role")
@@ -507,20 +525,38 @@ def too_long(error: ContextOverflowError, field: str) -> ApiError:
     return bad_request(f"{error}; shorten the {field}", field, c.CONTEXT_OVERFLOW)
 
 
-def _content(content: Any, where: str) -> str | None:
+def images_advice(kind: object, expected: str) -> str:
+    """Return the end of the error for a part that is refused; empty unless it is an image.
+
+    Args:
+        kind: type of the part.
+        expected: type of the parts that are images in this API.
+    """
+    if kind not in IMAGE_TYPES.values():
+        return ""
+    return f"; images ({expected!r}) need a policy whose model sees, such as Qwen2.5-VL"
+
+
+def _content(content: Any, where: str) -> str | list[Any] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or an array of parts", where)
     texts = []
+    has_images = any(isinstance(part, ImagePart) for part in content)
     for number, part in enumerate(content):
+        if isinstance(part, ImagePart):
+            continue
         kind = part.get("type") if isinstance(part, dict) else part
         if kind != "text" or not isinstance(part.get("text"), str):
             named = f"{where}[{number}]"
             code = c.UNSUPPORTED_CONTENT if is_media(part) else None
-            raise bad_request(f"{named} is of type {kind!r}: only text is understood", named, code)
+            advice = images_advice(kind, "image_url")
+            raise bad_request(
+                f"{named} is of type {kind!r}: only text is understood{advice}", named, code
+            )
         texts.append(part["text"])
-    return "".join(texts)
+    return content if has_images else "".join(texts)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class CompletionRequest(ModelRequest):
     def count(self) -> int:
         return len(self.inputs)
 
-    def prompts(self, tokenizer: ChatTokenizer) -> list[list[int]]:
+    def prompts(self, tokenizer: ChatTokenizer) -> list[shared.Prompt]:
         limit = tokenizer.context_length
         try:
             ids = [
@@ -65,7 +65,7 @@ class CompletionRequest(ModelRequest):
             raise shared.too_long(error, self.prompt_field) from error
         if not all(ids):
             raise bad_request("'prompt' is empty: there is nothing to complete", "prompt")
-        return ids
+        return [shared.Prompt(each) for each in ids]
 
     def without_prompt(self) -> Self:
         return replace(self, inputs=[])

@@ -21,6 +21,7 @@ from lightspan_gateway.api_errors import bad_request
 from lightspan_gateway.dialects import base as shared
 from lightspan_gateway.dialects.base import Answer, Choice, Conversation, Message, MessagesRequest
 from lightspan_gateway.dialects.constraints import read_tools
+from lightspan_gateway.dialects.image_parts import ImagePart
 from lightspan_gateway.dialects.response_tools import ToolOffer, read_offer
 from lightspan_gateway.dialects.sse import Events, TypedEvents
 from lightspan_gateway.request_body import digest_of
@@ -303,13 +304,15 @@ def _messages(body: Mapping[str, Any], omitted: list[Any]) -> list[Message]:
     """
 
     def other(item: Any, where: str) -> Message:
+        if isinstance(item, ImagePart):
+            return {}
         kind = item.get("type") if isinstance(item, Mapping) else type(item).__name__
         if kind == "reasoning":
             omitted.append(item)
             return {}
         raise bad_request(
             f"{where} is of type {kind!r}: only messages with text, calls of tools and their "
-            "outputs are understood",
+            f"outputs are understood{shared.images_advice(kind, 'input_image')}",
             where,
             c.UNSUPPORTED_CONTENT if is_media(item) else None,
         )

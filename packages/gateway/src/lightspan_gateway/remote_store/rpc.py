@@ -198,6 +198,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         Operation(Store.mark_damaged, _TRAINERS, batch=True),
         Operation(Store.add_spans, _RUNNERS, batch=True),
         Operation(Store.add_calls, _TRAINERS, batch=True),
+        Operation(Store.add_images, _RUNNERS, batch=True),
+        Operation(Store.images, _READERS),
         Operation(Store.mark_call, _TRAINERS, batch=True),
         Operation(Store.spans, _READERS),
         Operation(Store.token_records, _READERS),

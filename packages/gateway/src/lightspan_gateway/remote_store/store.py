@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from lightspan.errors import (
     ConfigError,
@@ -15,7 +16,8 @@ from lightspan.errors import (
     how_to_install,
 )
 from lightspan.schema import clock
-from lightspan.schema.records import Claim, Report
+from lightspan.schema.images import Image
+from lightspan.schema.records import AttemptRef, Claim, Report
 from lightspan.schema.spans import Span
 from lightspan.stores._process_local import OpenedStore
 from lightspan.stores.protocol import Changes, Store, StoreCapabilities
@@ -29,6 +31,9 @@ except ImportError as error:
     raise ConfigError(
         f"a store at an http URL needs aiohttp ({error}): {how_to_install('http')}"
     ) from error
+
+_IMAGES: Final = 8
+"""Maximum number of images in one answer."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,6 +134,8 @@ class RemoteStore(OpenedStore[ServerConnection]):
     mark_damaged = _remote(Store.mark_damaged)
     add_spans = _remote(Store.add_spans)
     add_calls = _remote(Store.add_calls)
+    _add_images = _remote(Store.add_images)
+    _images = _remote(Store.images)
     mark_call = _remote(Store.mark_call)
     spans = _remote(Store.spans)
     token_records = _remote(Store.token_records)
@@ -143,6 +150,17 @@ class RemoteStore(OpenedStore[ServerConnection]):
             StoreError,
         ):  # perhaps a span is invalid or too large
             return await super().finish(report, spans)
+
+    async def add_images(self, attempt: AttemptRef, images: Sequence[Image]) -> None:
+        # one request each, because the server limits the size of a request
+        parts = [[image] for image in images] or [[]]
+        await asyncio.gather(*(self._add_images(attempt, part) for part in parts))
+
+    async def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        found: dict[str, Image] = {}
+        for start in range(0, len(digests), _IMAGES):
+            found |= await self._images(digests[start : start + _IMAGES])
+        return found
 
     async def watch(
         self, cursor: int = 0, *, run_id: str | None = None, timeout_s: float = 0.0

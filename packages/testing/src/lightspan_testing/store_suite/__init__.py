@@ -8,13 +8,14 @@ Needs pytest, pytest-asyncio (`asyncio_mode = "auto"`) and hypothesis. A test is
 store's capabilities exclude what it tests. The store must read the time from `clock` only.
 
 The tests are in `queue_tests`, `lease_tests`, `span_tests`, `read_tests`, `resource_tests`,
-`retry_tests`, `lifecycle_tests` and `limit_tests`. `model_tests` has random operations. `base` has
-common parts, also for a store's own tests.
+`retry_tests`, `image_tests`, `lifecycle_tests` and `limit_tests`. `model_tests` has random
+operations. `base` has common parts, also for a store's own tests.
 """
 
 from __future__ import annotations
 
 from lightspan_testing.store_suite.base import (
+    IMAGE,
     LEASE_S,
     Clock,
     claim_one,
@@ -27,6 +28,7 @@ from lightspan_testing.store_suite.base import (
     ref,
     start,
 )
+from lightspan_testing.store_suite.image_tests import ImageTests
 from lightspan_testing.store_suite.lease_tests import LeaseTests
 from lightspan_testing.store_suite.lifecycle_tests import LifecycleTests
 from lightspan_testing.store_suite.limit_tests import LimitTests
@@ -45,6 +47,7 @@ class StoreSuite(
     ReadTests,
     ResourceTests,
     RetryTests,
+    ImageTests,
     LifecycleTests,
     LimitTests,
     ModelTests,
@@ -56,6 +59,7 @@ class StoreSuite(
 
 
 __all__ = [
+    "IMAGE",
     "LEASE_S",
     "Clock",
     "StoreSuite",

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from lightspan.schema.images import Image
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -33,6 +34,8 @@ UNICODE = "naïve 日本語 🙂 'quote\" %s ; -- \\ \t\n"
 NUL = "a\x00b"
 FINAL_ATTEMPTS = [status for status in AttemptStatus if status.final]
 LEASE_S = 60.0
+IMAGE = Image.of(b"\x89PNG\x00'\xff", "image/png")
+"""The bytes of an image, as far as a store looks at them."""
 
 
 class Clock:
@@ -237,6 +240,7 @@ async def content_of(store: Store, *attempts: Attempt) -> list[Any]:
         await store.token_records(ids),
         await store.policy_versions("sql"),
         await store.peers(),
+        await store.images([IMAGE.digest]),
     ]
 
 

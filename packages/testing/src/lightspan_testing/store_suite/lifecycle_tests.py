@@ -15,6 +15,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
+    IMAGE,
     LEASE_S,
     Clock,
     StoreTests,
@@ -93,6 +94,7 @@ class LifecycleTests(StoreTests):
             lambda: store.claim_of_token("token"),
             lambda: store.spans(["at-1"]),
             lambda: store.token_records(["at-1"]),
+            lambda: store.images([IMAGE.digest]),
         ]
 
     def _every_write(
@@ -115,6 +117,7 @@ class LifecycleTests(StoreTests):
             lambda: store.mark_damaged(attempt.attempt_id, "reason"),
             lambda: store.add_spans(ref(attempt), [make_span(attempt)]),
             lambda: store.add_calls([make_call(attempt)]),
+            lambda: store.add_images(ref(attempt), [IMAGE]),
             lambda: store.mark_call(attempt.attempt_id, "call-1", CallOutcome.OK),
         ]
 
@@ -147,6 +150,7 @@ class LifecycleTests(StoreTests):
             attempt = await start(store)
             await store.enqueue([make_rollout("ro-2")])
             await store.add_calls([make_call(attempt)])
+            await store.add_images(ref(attempt), [IMAGE])
             await store.mark_call(attempt.attempt_id, "call-1", CallOutcome.CANCELLED)
             await store.report([make_report(attempt, reward=Reward(0.5))])
             await store.allot_version("sql")

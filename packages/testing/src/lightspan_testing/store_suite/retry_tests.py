@@ -13,6 +13,7 @@ from lightspan.schema.reward import Reward
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores.protocol import Store
 from lightspan_testing.store_suite.base import (
+    IMAGE,
     LEASE_S,
     Clock,
     StoreTests,
@@ -124,6 +125,7 @@ class RetryTests(StoreTests):
         await write(lambda: store.add_calls([cancelled]))
         await write(lambda: store.add_calls([make_try(first, CallOutcome.OK, 2)]))
         await write(lambda: store.add_calls([make_call(second, 2, choices=2)]))
+        await write(lambda: store.add_images(ref(first), [IMAGE]))
         await write(lambda: store.mark_call(first.attempt_id, "call-1", CallOutcome.UNDELIVERED))
         await write(lambda: store.mark_damaged(first.attempt_id, "reason"))
         await write(lambda: store.announce(make_peer("runner-1")))

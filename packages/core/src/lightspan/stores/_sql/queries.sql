@@ -145,6 +145,18 @@ DELETE FROM token_records WHERE attempt IN (?...)
 -- name: prune_outcomes
 DELETE FROM call_outcomes WHERE attempt IN (?...)
 
+-- name: images_of_attempts
+SELECT digest FROM images
+WHERE digest IN (SELECT digest FROM attempt_images WHERE attempt IN (?...))
+
+-- name: prune_attempt_images
+DELETE FROM attempt_images WHERE attempt IN (?...)
+
+-- name: prune_images
+DELETE FROM images
+WHERE digest IN (?...)
+    AND NOT EXISTS (SELECT 1 FROM attempt_images WHERE attempt_images.digest = images.digest)
+
 -- name: prune_bodies
 DELETE FROM rollout_bodies WHERE position IN (?...)
 
@@ -187,6 +199,19 @@ ON CONFLICT DO NOTHING
 INSERT INTO token_records (attempt, call_id, choice, sequence_start, late, head, prompt, response, logprobs)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
+
+-- name: insert_images
+INSERT INTO images (digest, media_type, data)
+VALUES (?, ?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: insert_attempt_images
+INSERT INTO attempt_images (digest, attempt)
+VALUES (?, ?)
+ON CONFLICT DO NOTHING
+
+-- name: images
+SELECT digest, media_type, data FROM images WHERE digest IN (?...)
 
 -- name: span_is_late
 SELECT late FROM spans WHERE attempt = ? AND span_id = ?

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 from lightspan.schema import clock, records
+from lightspan.schema.images import Image
 from lightspan.schema.resources import NamedResources, encode_resources, resources_id
 from lightspan.schema.spans import Span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores import _encoding, _leases
-from lightspan.stores._encoding import pack_call, pack_peer, pack_rollout, pack_span
+from lightspan.stores._encoding import pack_call, pack_image, pack_peer, pack_rollout, pack_span
 from lightspan.stores._process_local import OpenedStore
 from lightspan.stores._signal import Signal
 from lightspan.stores._sql.connections import CHUNK, OpenDatabase, cost_of, in_chunks
@@ -324,6 +325,15 @@ class SQLStore(OpenedStore[D]):
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
         packed = [pack_call(call) for call in calls]
         return await self._write(self._opened.adding.add_calls, packed)
+
+    async def add_images(self, attempt: records.AttemptRef, images: Sequence[Image]) -> None:
+        packed = [pack_image(attempt, image) for image in images]
+        if not packed:  # no write checks that the attempt exists
+            await self.attempt(attempt.attempt_id)
+        await self._write(self._opened.adding.add_images, packed)
+
+    async def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        return await self._read(self._opened.reader.images, digests)
 
     async def mark_call(self, attempt_id: str, call_id: str, outcome: CallOutcome) -> None:
         await self._write(self._opened.adding.mark_calls, [(attempt_id, call_id, outcome)])

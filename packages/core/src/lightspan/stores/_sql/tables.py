@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 from lightspan.errors import NotFoundError
+from lightspan.schema.images import Image
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
@@ -235,6 +236,16 @@ class WriteTables(SQLTables):
         self._insert("insert_records", codec.record_rows(attempt, call))
         return bool(stored_late)
 
+    def add_images(self, items: Sequence[_encoding.PackedImage]) -> list[None]:
+        """Store the images that are new, and which attempts have them."""
+        attempts = self._attempt_keys([*{item.attempt_id for item in items}])
+        images = {item.image.digest: item.image for item in items}
+        rows = [(digest, image.media_type, image.data) for digest, image in images.items()]
+        uses = {(item.image.digest, attempts[item.attempt_id].position) for item in items}
+        self._insert("insert_images", sorted(rows))  # all writers lock rows in one order
+        self._insert("insert_attempt_images", sorted(uses))
+        return [None] * len(items)
+
     def put_peers(self, items: Sequence[tuple[str, float, bytes]]) -> list[None]:
         """Store announcements of processes that use the store (`Peer`).
 
@@ -284,8 +295,10 @@ class WriteTables(SQLTables):
         attempts = self._list([position for _, position, *_ in self._writer_rows(attempt_ids)])
         # The attempts go first: deleting them waits for writers that add to one of them.
         self._execute("prune_attempts", self._list(attempt_ids))
-        for name in ("prune_spans", "prune_records", "prune_outcomes"):
+        images = self._list([row[0] for row in self._execute("images_of_attempts", attempts)])
+        for name in ("prune_spans", "prune_records", "prune_outcomes", "prune_attempt_images"):
             self._execute(name, attempts)
+        self._execute("prune_images", images)  # those that no other attempt has
         positions = self._list([position for position, _ in ended])
         for name in ("prune_bodies", "prune_rollouts"):
             self._execute(name, positions)
@@ -494,3 +507,7 @@ class ReadTables(SQLTables):
         for attempt_id, head, *arrays, late, outcome in rows:
             records[attempt_id].append(_encoding.unpack_record(head, arrays, bool(late), outcome))
         return records
+
+    def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        rows = self._execute("images", self._list(digests))
+        return {row[0]: Image(digest=row[0], media_type=row[1], data=row[2]) for row in rows}

@@ -28,7 +28,9 @@ from lightspan.stores._sql.queries import read_text, statements_of
 
 APPLICATION_ID: Final = 0x6C737061
 """The bytes "lspa" as a number. They distinguish a store from any other SQLite file."""
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
+_WITHOUT_IMAGES: Final = 5
+"""The format before there were images. A writer adds their tables."""
 _MAX_BACKOFF_S: Final = 0.002
 _STATEMENTS: Final = 512
 """Number of statements that a connection keeps compiled. An insert of n rows is another statement
@@ -135,6 +137,8 @@ def connect_to_read(
         try:
             if retry_while_busy(lambda: _is_empty(db, path), busy_timeout_s):
                 raise NotFoundError(f"there is no store {path}: nothing was recorded there")
+            if _lacks_images(db):
+                db.execute("CREATE TEMP TABLE images (digest, media_type, data)")
         except BaseException:
             close_reader(db, path, files)
             raise
@@ -324,7 +328,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     # SQLite opens a write-protected file for reading without an error; only a write lock raises it.
     db.execute("BEGIN IMMEDIATE")
     db.execute("ROLLBACK")
-    if is_empty:
+    if is_empty or _lacks_images(db):
         _create_schema(db, path)
 
 
@@ -348,7 +352,7 @@ def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _check_version(version: int, path: Path) -> None:
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, _WITHOUT_IMAGES):
         age, remedy = (
             ("a newer", "upgrade lightspan there")
             if version > FORMAT_VERSION
@@ -360,12 +364,19 @@ def _check_version(version: int, path: Path) -> None:
         )
 
 
+def _lacks_images(db: sqlite3.Connection) -> bool:
+    return _read_pragma(db, "user_version") == _WITHOUT_IMAGES
+
+
 def _create_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Create the tables that the file lacks: all of them, or those of images."""
     db.execute("BEGIN IMMEDIATE")
     with committing(db):
-        if _is_empty(db, path):  # another process may have created the tables meanwhile
+        is_empty = _is_empty(db, path)
+        if is_empty or _lacks_images(db):  # else another process has created the tables meanwhile
             for statement in schema():
-                db.execute(statement)
+                if is_empty or "images" in statement:
+                    db.execute(statement)
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 

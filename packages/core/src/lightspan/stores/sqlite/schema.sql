@@ -1,4 +1,4 @@
--- Format 5 of a lightspan store file. Split at semicolons, so no triggers here.
+-- Format 6 of a lightspan store file. Split at semicolons, so no triggers here.
 
 CREATE TABLE resources (
     resources_id TEXT PRIMARY KEY,
@@ -104,3 +104,16 @@ CREATE TABLE peers (
     seen_at REAL NOT NULL,
     body BLOB NOT NULL
 ) WITHOUT ROWID;
+
+-- Images of calls, by the SHA-256 digest of their bytes, and the attempts that have them.
+CREATE TABLE images (
+    digest TEXT PRIMARY KEY,
+    media_type TEXT NOT NULL,
+    data BLOB NOT NULL
+);
+CREATE TABLE attempt_images (
+    digest TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    PRIMARY KEY (digest, attempt)
+) WITHOUT ROWID;
+CREATE INDEX attempt_images_by_attempt ON attempt_images (attempt);

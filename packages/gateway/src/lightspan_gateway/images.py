@@ -1,0 +1,309 @@
+"""Reading and checking of the images in requests.
+
+An image is decoded once before the engine gets it, so that the engine does not fail at it. Pillow
+is imported with the first image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from lightspan.schema.images import Image, PromptImage
+from lightspan.schema.media import is_reference
+from lightspan_gateway.api_errors import ApiError, bad_request
+from lightspan_gateway.dialects.base import Message
+from lightspan_gateway.dialects.image_parts import (
+    ImagePart,
+    ImagePlace,
+    ImageSource,
+    image_places,
+    image_source,
+)
+from lightspan_gateway.image_fetch import ImageFetcher
+from lightspan_gateway.limits import ImageLimits
+
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
+INVALID_IMAGE: Final = "invalid_image"
+"""Code of the error for an image that is broken, of another format, or beyond a limit."""
+
+
+class ImageReader:
+    """Convert the images of requests to the one form (`dialects.image_parts`).
+
+    Args:
+        limits: limits, and the hosts from which images are fetched.
+    """
+
+    def __init__(self, limits: ImageLimits) -> None:
+        self._limits = limits
+        self._fetcher = ImageFetcher(limits)
+        self._checked: WeakValueDictionary[tuple[str, str | None], ImagePart] = (
+            WeakValueDictionary()
+        )
+        """(digest, detail) → part. The calls of a group and the turns of an attempt have equal
+        images, which are checked once and shared."""
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent."""
+        await self._fetcher.close()
+
+    async def read(
+        self, body: dict[str, Any], kind: str, known: Sequence[Image] = ()
+    ) -> list[Image]:
+        """Replace the images in a request by parts in the one form; return the images.
+
+        Args:
+            body: the request, which is changed.
+            kind: type of the parts that are images (`IMAGE_TYPES`).
+            known: the last images of the prompt of the same request when it was made before. An
+                image with an address on the web is taken from these, because the address may have
+                other bytes now.
+
+        Raises:
+            ApiError: the field of an image is malformed, the image is broken or beyond a limit, or
+                it cannot be fetched.
+        """
+        places, limit = image_places(body, kind), self._limits.max_images
+        if not places:
+            return []
+        if len(places) > limit:
+            where = places[limit].where
+            raise _invalid(f"{where} is image {limit + 1}: at most {limit} are read", where)
+        sources = [image_source(place.parts[place.number], place.where) for place in places]
+        earlier: list[Image | None] = [None] * len(places)
+        if len(known) >= len(places):
+            earlier[:] = known[-len(places) :]
+        fetched: dict[int, bytes] = {}
+        async with self._fetcher.request() as fetch:
+            for number, (source, image) in enumerate(zip(sources, earlier, strict=True)):
+                if not is_data_url(source.url):
+                    fetched[number] = image.data if image else await fetch(source)
+        parts = await asyncio.to_thread(self._parts, sources, fetched)
+        return _replace(places, parts)
+
+    def _parts(
+        self, sources: Sequence[ImageSource], fetched: Mapping[int, bytes]
+    ) -> list[ImagePart]:
+        return [self._part(source, fetched.get(number)) for number, source in enumerate(sources)]
+
+    def _part(self, source: ImageSource, data: bytes | None) -> ImagePart:
+        """Return the part of an image.
+
+        Args:
+            source: where the bytes are.
+            data: the bytes; None for those in the `data:` URL.
+        """
+        text = ""
+        if data is None:
+            data, text = decode_url(source, self._limits.max_bytes)
+        key = hashlib.sha256(data).hexdigest(), source.detail
+        part = self._checked.get(key)
+        if part is None:
+            media_type = check_image(data, source.field, self._limits)
+            text = text or binascii.b2a_base64(data, newline=False).decode()
+            image = Image(digest=key[0], media_type=media_type, data=data)
+            part = ImagePart.of(image, f"data:{media_type};base64,{text}", source.detail)
+            self._checked[key] = part
+        return part
+
+
+def _replace(places: Sequence[ImagePlace], parts: Sequence[ImagePart]) -> list[Image]:
+    for place, part in zip(places, parts, strict=True):
+        place.parts[place.number] = part
+    return [part.image for part in parts]
+
+
+def is_data_url(url: str) -> bool:
+    """Return whether a URL holds the bytes itself."""
+    return url[:5].lower() == "data:"
+
+
+def decode_url(source: ImageSource, limit: int) -> tuple[bytes, str]:
+    """Return the bytes in a `data:` URL, and their base64.
+
+    Args:
+        source: the URL and its field.
+        limit: maximum number of bytes.
+
+    Raises:
+        ApiError: 400 if the URL is not base64, or has more bytes.
+    """
+    head, _, text = source.url.partition(",")
+    if not head.lower().endswith(";base64"):
+        raise _invalid(
+            f"'{source.field}' must begin with data:image/…;base64, before its base64", source.field
+        )
+    if len(text) * 3 // 4 > limit + 1_000_000:  # white space may be a part of it
+        raise _too_large(source.field, limit)
+    try:
+        data = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        text = "".join(text.split())  # some libraries break lines
+        try:
+            data = binascii.a2b_base64(text, strict_mode=True)
+        except ValueError as error:
+            reason = f"'{source.field}' is not valid base64: {error}"
+            raise _invalid(reason, source.field) from error
+    if not data:
+        raise _invalid(f"'{source.field}' has no bytes", source.field)
+    if len(data) > limit:
+        raise _too_large(source.field, limit)
+    return data, text
+
+
+def unchecked_images(body: Mapping[str, Any]) -> list[Image]:
+    """Return the images in a chat completions request that hold their bytes.
+
+    They are for the record of a call that an endpoint answers. An image that cannot be read is left
+    out: the endpoint decides about it.
+    """
+    images = []
+    for place in image_places(body, "image_url"):
+        try:
+            source = image_source(place.parts[place.number], place.where)
+            if is_data_url(source.url):
+                data, _ = decode_url(source, len(source.url))
+                media_type = source.url[5:].partition(";")[0]
+                images.append(Image.of(data, media_type))
+        except ApiError:
+            continue
+    return images
+
+
+# --- checks ---------------------------------------------------------------------------------
+def check_image(data: bytes, field: str, limits: ImageLimits) -> str:
+    """Decode an image, and return its media type.
+
+    Of an animation the first frame is decoded, as engines and learners do.
+
+    Args:
+        data: the file.
+        field: path of its field in the request.
+        limits: limits of images.
+
+    Raises:
+        ApiError: 400 if the file is broken, of another format, or beyond a limit. The limits are
+            checked before it is decoded.
+    """
+    from PIL import Image as pillow, ImageOps
+
+    named = _format(data)
+    if named is None:
+        raise _invalid(f"'{field}' is of no supported format: send PNG, JPEG, WEBP or GIF", field)
+    try:
+        image = _open(named, data)
+        _check_size(image.size, field, limits)
+        image.load()
+        ImageOps.exif_transpose(image)
+    except ApiError:
+        raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        limit = f"at most {limits.max_pixels:,} pixels are read"
+        raise _invalid(f"'{field}' is too large: {limit}", field) from error
+    except Exception as error:  # Pillow raises errors of many kinds for broken files
+        reason = f"'{field}' is a broken or truncated {named}: {error}"
+        raise _invalid(reason, field) from error
+    return f"image/{named.lower()}"
+
+
+def _format(data: bytes) -> str | None:
+    """Return the name of a file's format; None for an unsupported one."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    return "WEBP" if data.startswith(b"RIFF") and data[8:12] == b"WEBP" else None
+
+
+def _open(named: str, data: bytes) -> ImageFile:
+    """Read the header of an image.
+
+    Not by `PIL.Image.open`, which warns of large images by a limit of its own.
+    """
+    from PIL.GifImagePlugin import GifImageFile
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+    from PIL.WebPImagePlugin import WebPImageFile
+
+    classes: dict[str, Callable[[io.BytesIO], ImageFile]] = {
+        "PNG": PngImageFile,
+        "JPEG": JpegImageFile,
+        "GIF": GifImageFile,
+        "WEBP": WebPImageFile,
+    }
+    return classes[named](io.BytesIO(data))
+
+
+def _check_size(size: tuple[int, int], field: str, limits: ImageLimits) -> None:
+    width, height = size
+    if max(size) > limits.max_side:
+        limit = f"at most {limits.max_side:,} pixels on a side are read"
+    elif width * height > limits.max_pixels:
+        limit = f"at most {limits.max_pixels:,} pixels are read"
+    else:
+        return
+    raise _invalid(f"'{field}' has {width:,} by {height:,} pixels: {limit}", field)
+
+
+def _too_large(field: str, limit: int) -> ApiError:
+    return _invalid(f"'{field}' is too large: at most {limit:,} bytes are read", field)
+
+
+def _invalid(message: str, field: str) -> ApiError:
+    return bad_request(message, field, INVALID_IMAGE)
+
+
+# --- images that are known already -----------------------------------------------------------
+def with_bytes(messages: Sequence[Message], images: Mapping[str, Image]) -> list[Message]:
+    """Return recorded messages with their images in the one form, instead of references.
+
+    A reference to an image that is not among `images` stays.
+
+    Args:
+        messages: messages of a call's span.
+        images: digest → image.
+    """
+
+    def convert(part: Any) -> Any:
+        image = images.get(str(part.get("sha256"))) if isinstance(part, Mapping) else None
+        return part if image is None else _as_part(image)
+
+    return [
+        {**message, "content": [convert(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _as_part(image: Image) -> ImagePart:
+    text = binascii.b2a_base64(image.data, newline=False).decode()
+    return ImagePart.of(image, f"data:{image.media_type};base64,{text}", None)
+
+
+def digests_in(messages: Sequence[Message]) -> list[str]:
+    """Return the digests of the images in recorded messages, in order."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for each in contents if isinstance(each, list) for part in each]
+    return [
+        str(part["sha256"])
+        for part in parts
+        if is_reference(part) and part["modality"] == "image" and "sha256" in part
+    ]
+
+
+def without_data(images: Sequence[PromptImage]) -> tuple[PromptImage, ...]:
+    """Return the images of a prompt as a store has them, without their bytes."""
+    return tuple(msgspec.structs.replace(image, data=b"") for image in images)
