@@ -18,8 +18,11 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
+from charts_example.imitation import imitate
 from lightspan_examples.small_model import Chat, build_tokenizer, model_config
 from lightspan_torch.engine.weights import without_bars
+
+__all__ = ["build_model", "imitate"]
 
 IMAGE: Final = "<|image_pad|>"
 VIDEO: Final = "<|video_pad|>"

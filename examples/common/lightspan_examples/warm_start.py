@@ -38,7 +38,8 @@ class WarmStart:
     """Modules that generate the demonstrations. A change of their code invalidates the cache."""
     builder: str = "lightspan_examples.small_model"
     """Module whose `build_model` makes the untrained model. It is imported when it is needed, since
-    it loads torch, which runners do without."""
+    it loads torch, which runners do without. If it has `imitate`, that is called in place of `SFT`.
+    """
 
     def __call__(
         self, cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
@@ -68,11 +69,24 @@ class WarmStart:
             vocabulary=settings.vocabulary,
             context=settings.context,
         )
-        sft = make_sft(base, seed, settings)
-        result = sft.fit(chats, folder, reporter=reporter, resume=True)  # after a Ctrl-C
+        imitate = getattr(builder, "imitate", _imitate)
+        seconds: float = imitate(base, folder, chats, settings, seed, reporter)
         shutil.rmtree(base)
-        complete.write_text(f"{result.seconds:.1f}")
-        return folder, result.seconds
+        complete.write_text(f"{seconds:.1f}")
+        return folder, seconds
+
+
+def _imitate(
+    base: Path,
+    folder: Path,
+    chats: Sequence[Mapping[str, Any]],
+    settings: Imitation,
+    seed: int,
+    reporter: Reporter,
+) -> float:
+    """Train the model of `base` on `chats`, save it in `folder`, and return the CPU-seconds."""
+    sft = make_sft(base, seed, settings)
+    return sft.fit(chats, folder, reporter=reporter, resume=True).seconds  # after a Ctrl-C
 
 
 def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None = None) -> SFT:
