@@ -1,7 +1,7 @@
 """The app with its reward, and the recipe that docs/evidence/charts.md measures.
 
-`answer` draws a chart, runs the unchanged graph on it and scores the computed answer. Everything was
-tuned on the development charts; the test charts are for the report.
+`answer` draws a chart, runs the unchanged graph on it and scores the computed answer. Everything
+was tuned on the development charts; the test charts are for the report.
 """
 
 from __future__ import annotations
