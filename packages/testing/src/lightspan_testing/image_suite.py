@@ -15,8 +15,6 @@ time.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import io
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,14 +22,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightspan.errors import LightspanError
 from lightspan.protocols.engine import GenerationRequest, ImageTokenizer, TokenEngine
 from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import TOLERANCE, Answer, of_tokens, perturbed, with_weights
-from lightspan_testing.tiny_vision import VisionFamily, image_chat, picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import (
+    VisionFamily,
+    image_chat,
+    image_logits,
+    picture,
+    tiny_seeing_model,
+)
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 
@@ -39,68 +42,17 @@ Prompt = tuple[list[int], tuple[PromptImage, ...]]
 """The ids of a prompt and its images."""
 
 
-def image_inputs(
-    model: Any, folder: Path, ids: Sequence[int], images: Sequence[PromptImage]
-) -> dict[str, Tensor]:
-    """Return the arguments of a model's own forward pass for a prompt with images.
-
-    transformers' image processor makes them from the image files.
-
-    Args:
-        model: the model.
-        folder: its folder.
-        ids: the ids of the prompt, and maybe of an answer.
-        images: the images of the prompt, with their bytes.
-    """
-    from PIL import Image, ImageOps
-    from transformers import AutoImageProcessor
-
-    kinds = torch.zeros(1, len(ids), dtype=torch.int64)
-    for image in images:
-        kinds[0, image.start : image.start + image.length] = 1
-    arguments = {"input_ids": torch.tensor([list(ids)])}
-    known = inspect.signature(type(model).forward).parameters
-    for name in ("mm_token_type_ids", "token_type_ids"):
-        if name in known:
-            arguments[name] = kinds
-    files = [io.BytesIO(image.data) for image in images if image.first == 0]
-    if files:
-        opened = [ImageOps.exif_transpose(Image.open(file)).convert("RGB") for file in files]
-        made = AutoImageProcessor.from_pretrained(folder)(images=[opened], return_tensors="pt")
-        arguments |= {name: value for name, value in made.items() if name in known}
-    return arguments
-
-
 @torch.no_grad()
 def image_reference(
-    model: Any,
-    folder: Path,
-    prompt: Prompt,
-    answer: Sequence[int],
-    temperature: float = 1.0,
+    model: Any, prompt: Prompt, answer: Sequence[int], temperature: float = 1.0
 ) -> list[float]:
     """Return the log-probability of each token of an answer to a prompt with images.
 
-    A placeholder that was sampled stands for no image: the model gets its embedding.
+    A placeholder that was sampled stands for no image.
     """
     ids, images = prompt
-    image_id = model.config.image_token_id
-    layer = model.get_input_embeddings()
-    embedding = layer(torch.tensor([image_id]))
-    sampled = [len(ids) + place for place, token in enumerate(answer) if token == image_id]
-
-    def embed(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        if output.shape[1] > len(ids):
-            output[0, sampled] = embedding
-        return output
-
-    hook = layer.register_forward_hook(embed)
-    whole = [*ids, *(0 if token == image_id else token for token in answer)]
-    try:
-        logits = model(**image_inputs(model, folder, whole, images)).logits
-    finally:
-        hook.remove()
-    distribution = (logits[0, len(ids) - 1 : -1] / temperature).log_softmax(-1)
+    logits = image_logits(model, [*ids, *answer], images)
+    distribution = (logits[len(ids) - 1 : -1] / temperature).log_softmax(-1)
     return of_tokens(distribution, answer)
 
 
@@ -171,14 +123,13 @@ class ImageEngineSuite:
         self,
         answer: Answer,
         model: Any,
-        folder: Path,
         prompt: Prompt,
         version: int = 0,
         temperature: float = 1.0,
     ) -> None:
         """Check the versions and log-probabilities of an answer to a prompt with images."""
         assert answer.versions == [version] * len(answer.ids)
-        expected = image_reference(model, folder, prompt, answer.ids, temperature)
+        expected = image_reference(model, prompt, answer.ids, temperature)
         assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
 
     async def test_the_policy_is_declared_to_see(self, engine: TokenEngine) -> None:
@@ -186,7 +137,7 @@ class ImageEngineSuite:
         assert isinstance(engine.tokenizer("reader"), ImageTokenizer)
 
     async def test_logprobs_of_prompts_with_images(
-        self, engine: TokenEngine, model: Any, folder: Path, tokenizer: ImageTokenizer
+        self, engine: TokenEngine, model: Any, tokenizer: ImageTokenizer
     ) -> None:
         """Log-probabilities are exact in concurrent calls with none to three images each."""
         colours = ("red", "blue", "green", "black")
@@ -202,12 +153,10 @@ class ImageEngineSuite:
             for n, each in enumerate(prompts)
         ]
         for number, answer in enumerate(await asyncio.gather(*calls)):
-            self.expect(
-                answer, model, folder, prompts[number], temperature=0.5 + number / 16
-            )
+            self.expect(answer, model, prompts[number], temperature=0.5 + number / 16)
 
     async def test_equal_ids_and_other_images(
-        self, engine: TokenEngine, model: Any, folder: Path, tokenizer: ImageTokenizer
+        self, engine: TokenEngine, model: Any, tokenizer: ImageTokenizer
     ) -> None:
         """Prompts of equal ids share nothing from their first other image on."""
         prompts = [
@@ -222,10 +171,10 @@ class ImageEngineSuite:
                 for number, each in enumerate([*prompts, *prompts])
             ]
             for prompt, answer in zip(2 * prompts, await asyncio.gather(*calls), strict=True):
-                self.expect(answer, model, folder, prompt)
+                self.expect(answer, model, prompt)
 
     async def test_a_turn_after_an_image(
-        self, engine: TokenEngine, model: Any, folder: Path, tokenizer: ImageTokenizer
+        self, engine: TokenEngine, model: Any, tokenizer: ImageTokenizer
     ) -> None:
         """A prompt that continues an answer, with one more image, is exact."""
         ids, images = tokenizer.render_images(image_chat(picture(), "?"))
@@ -243,20 +192,20 @@ class ImageEngineSuite:
             for image in further
         ]
         prompt = [*ids, *first.ids, *more], (*images, *moved)
-        self.expect(await generate_seen(engine, prompt), model, folder, prompt)
+        self.expect(await generate_seen(engine, prompt), model, prompt)
 
     async def test_an_update_changes_the_vision_part_too(
-        self, engine: TokenEngine, model: Any, folder: Path, tokenizer: ImageTokenizer
+        self, engine: TokenEngine, folder: Path, model: Any, tokenizer: ImageTokenizer
     ) -> None:
         prompt = tokenizer.render_images(image_chat(picture(), "what?"))
-        self.expect(await generate_seen(engine, prompt), model, folder, prompt)
+        self.expect(await generate_seen(engine, prompt), model, prompt)
         weights = perturbed(model, seed=3)
         moved = with_weights(folder, weights)
         await engine.update("reader", weights, 1)
-        self.expect(await generate_seen(engine, prompt), moved, folder, prompt, version=1)
+        self.expect(await generate_seen(engine, prompt), moved, prompt, version=1)
 
     async def test_an_update_during_calls(
-        self, engine: TokenEngine, model: Any, folder: Path, tokenizer: ImageTokenizer
+        self, engine: TokenEngine, folder: Path, model: Any, tokenizer: ImageTokenizer
     ) -> None:
         """Each token of a call has the log-probability of the weights that sampled it."""
         prompts = [
@@ -264,9 +213,7 @@ class ImageEngineSuite:
             for colour in ("red", "blue", "green")
         ]
         calls = [
-            asyncio.create_task(
-                generate_seen(engine, each, request_id=str(number), max_tokens=60)
-            )
+            asyncio.create_task(generate_seen(engine, each, request_id=str(number), max_tokens=60))
             for number, each in enumerate(3 * prompts)
         ]
         await asyncio.sleep(0.05)
@@ -274,13 +221,13 @@ class ImageEngineSuite:
         models = [model, with_weights(folder, weights)]
         await engine.update("reader", weights, 1)
         for prompt, answer in zip(3 * prompts, await asyncio.gather(*calls), strict=True):
-            by_version = [image_reference(each, folder, prompt, answer.ids) for each in models]
+            by_version = [image_reference(each, prompt, answer.ids) for each in models]
             expected = [by_version[v][place] for place, v in enumerate(answer.versions)]
             assert answer.versions == sorted(answer.versions)
             assert answer.logprobs == pytest.approx(expected, abs=self.tolerance)
 
     async def test_images_that_do_not_fit_are_refused(
-        self, engine: TokenEngine, model: Any, folder: Path, tokenizer: ImageTokenizer
+        self, engine: TokenEngine, model: Any, tokenizer: ImageTokenizer
     ) -> None:
         """What is wrong is named, and other calls go on."""
         ids, images = tokenizer.render_images(image_chat(picture(), "what?"))
@@ -302,4 +249,4 @@ class ImageEngineSuite:
             with pytest.raises(LightspanError, match=message):
                 await generate_seen(engine, (ids, changed))
         prompt = ids, images
-        self.expect(await generate_seen(engine, prompt), model, folder, prompt)
+        self.expect(await generate_seen(engine, prompt), model, prompt)

@@ -11,11 +11,13 @@ Nothing is downloaded. The families differ in how an image becomes tokens:
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from lightspan.schema.images import PromptImage
 from lightspan_testing.tiny import TEXTS, tiny_tokenizer
 
 VisionFamily = Literal["qwen2_5_vl", "qwen3_vl", "smolvlm", "gemma3"]
@@ -154,6 +156,52 @@ def image_chat(*parts: bytes | str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
+def image_logits(model: Any, ids: Sequence[int], images: Sequence[PromptImage]) -> Any:
+    """Return the logits of a plain forward pass for ids with images, [ids, vocabulary].
+
+    transformers' image processor makes the model's inputs from the image files. A placeholder that
+    is not one of `images` was sampled: the model gets its embedding.
+
+    Args:
+        model: the model, loaded by `lightspan_torch.engine.weights.load_model` from its folder.
+        ids: the ids.
+        images: the images, with their bytes.
+    """
+    import torch
+    from PIL import Image, ImageOps
+    from transformers import AutoImageProcessor
+
+    image_id = model.config.image_token_id
+    kinds = torch.zeros(1, len(ids), dtype=torch.int64)
+    for image in images:
+        kinds[0, image.start : image.start + image.length] = 1
+    whole = torch.tensor([list(ids)])
+    sampled = (whole == image_id) & (kinds == 0)
+    arguments = {"input_ids": whole.masked_fill(sampled, 0)}
+    known = inspect.signature(type(model).forward).parameters
+    if images:
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in known:
+                arguments[name] = kinds
+        files = [io.BytesIO(image.data) for image in images if image.first == 0]
+        opened = [ImageOps.exif_transpose(Image.open(file)).convert("RGB") for file in files]
+        processor = AutoImageProcessor.from_pretrained(model.name_or_path)
+        made = processor(images=[opened], return_tensors="pt")
+        arguments |= {name: value for name, value in made.items() if name in known}
+    layer = model.get_input_embeddings()
+    own = layer(torch.tensor([image_id]))
+
+    def embed(module: Any, inputs: Any, output: Any) -> Any:
+        return torch.where(sampled[..., None], own, output)
+
+    hook = layer.register_forward_hook(embed) if sampled.any() else None
+    try:
+        return model(**arguments).logits[0]
+    finally:
+        if hook is not None:
+            hook.remove()
+
+
 def _image_processor(family: str, max_pixels: int) -> Any:
     import transformers
 
@@ -219,9 +267,7 @@ def _qwen3_vl(text: dict[str, Any], of: Any, head: int) -> Any:
 
 def _qwen_ids(of: Any) -> dict[str, Any]:
     names = ("vision_start", "vision_end", "image", "video")
-    return {
-        f"{name}_token_id": of(token) for name, token in zip(names, _QWEN_TOKENS, strict=True)
-    }
+    return {f"{name}_token_id": of(token) for name, token in zip(names, _QWEN_TOKENS, strict=True)}
 
 
 def _siglip() -> dict[str, Any]:
@@ -256,7 +302,10 @@ def _gemma3(text: dict[str, Any], of: Any, head: int) -> Any:
             "head_dim": head,
             "query_pre_attn_scalar": head,
             "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention"] * (text["num_hidden_layers"] // 2),
+            "layer_types": [
+                ("sliding_attention", "full_attention")[layer % 2]
+                for layer in range(text["num_hidden_layers"])
+            ],
         },
         vision_config=_siglip(),
         image_token_index=of("<image_soft_token>"),

@@ -9,12 +9,14 @@ training loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_m
 torch and transformers. No test depends on time.
 
 The tests are in `score_tests`, `loss_tests`, `update_tests`, `state_tests`, and `value_tests` (for
-critics). `reference` has the expected results, `rows` the data, and `base` common parts.
+critics). `image_tests` has `ImageLearnerSuite`, for learners of models that see. `reference` has
+the expected results, `rows` the data, and `base` common parts.
 """
 
 from __future__ import annotations
 
 from lightspan_testing.learner_suite.base import BOTH_CLIPS
+from lightspan_testing.learner_suite.image_tests import ImageLearnerSuite
 from lightspan_testing.learner_suite.loss_tests import LossTests
 from lightspan_testing.learner_suite.reference import (
     WeightSink,
@@ -25,6 +27,7 @@ from lightspan_testing.learner_suite.reference import (
 from lightspan_testing.learner_suite.rows import (
     make_branching_rows,
     make_call_rows,
+    make_image_rows,
     make_rows,
     token_logprobs,
 )
@@ -43,11 +46,13 @@ class LearnerSuite(ScoreTests, LossTests, UpdateTests, StateTests, ValueTests):
 
 __all__ = [
     "BOTH_CLIPS",
+    "ImageLearnerSuite",
     "LearnerSuite",
     "WeightSink",
     "distance",
     "make_branching_rows",
     "make_call_rows",
+    "make_image_rows",
     "make_rows",
     "published",
     "reference_loss",

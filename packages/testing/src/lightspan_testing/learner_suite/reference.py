@@ -21,6 +21,7 @@ from lightspan.protocols.engine import (
     TokenEngine,
 )
 from lightspan.protocols.learner import Learner, Loss, Optimizer, PolicyLoss, SFTLoss
+from lightspan_testing.tiny_vision import image_logits
 
 
 def reference_loss(
@@ -45,8 +46,8 @@ def reference_loss(
     """
     total = torch.zeros(())
     for number, row in enumerate(rows):
-        logits = model(torch.tensor([row.ids])).logits[0]
-        base_logits = base(torch.tensor([row.ids])).logits[0].detach() if base is not None else None
+        logits = row_logits(model, row)
+        base_logits = row_logits(base, row).detach() if base is not None else None
         distributions = {
             place: (logits[place - 1] / row.temperatures[place]).log_softmax(-1)
             for place, trained in enumerate(row.mask)
@@ -76,6 +77,15 @@ def reference_loss(
             entropy = -(distribution.exp() * distribution).sum()
             total = total + row.weights[place] * (value - loss.entropy * entropy)
     return total
+
+
+def row_logits(model: Any, row: Row) -> Tensor:
+    """Return the logits of a plain forward pass over a row, [tokens, vocabulary]."""
+    if row.images:
+        seen: Tensor = image_logits(model, row.ids, row.images)
+        return seen
+    logits: Tensor = model(torch.tensor([row.ids])).logits[0]
+    return logits
 
 
 def _call(row: Row, place: int) -> list[int]:

@@ -8,9 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from lightspan.lightning.rows import Response, Row
+from lightspan.protocols.engine import ImageTokenizer
+from lightspan.schema.images import PromptImage
+from lightspan_testing.learner_suite.reference import row_logits
+from lightspan_testing.tiny_vision import image_chat, picture
 
 VOCABULARY = 405
 
@@ -111,6 +116,61 @@ def make_call_rows(
     rows = [_call_row(chain, rng, f"ro-{n}", policy) for n, chain in enumerate(chains)]
     recorded = [_recorded(model, row, rng, off_policy) for row in rows]
     return [_shift_calls(row, rng, off_policy) for row in recorded]
+
+
+def make_image_rows(
+    model: Any,
+    tokenizer: ImageTokenizer,
+    *,
+    seed: int = 0,
+    policy: str = "writer",
+    off_policy: float = 0.7,
+) -> list[Row]:
+    """Build random rows with none to two images, like the rows of a group.
+
+    Some have equal ids and other images. Some have equal beginnings and equal images. In some, an
+    image comes after an answer.
+
+    Args:
+        model: model whose log-probabilities are changed.
+        tokenizer: the model's tokenizer.
+        seed: seed of the random values.
+        policy: policy of the rows.
+        off_policy: maximum difference of a token's log-probability from that of the model.
+    """
+    rng = random.Random(seed)
+    red, blue, tall = picture("red"), picture("blue"), picture("red", (56, 84))
+    answers = [[rng.randrange(5, 300) for _ in range(rng.randint(4, 9))] for _ in range(4)]
+    rows = []
+    for number, turns in enumerate(
+        (
+            [([red], 0)],
+            [([red], 1)],
+            [([blue], 0)],
+            [([blue], 1)],
+            [([red, blue], 0)],
+            [([blue, red], 0)],
+            [([tall], 2)],
+            [([], 0)],
+            [([red], 0), ([blue], 3)],
+            [([red], 0), ([red], 3)],
+            [([red], 0), ([], 2)],
+        )
+    ):
+        ids: list[int] = []
+        images: list[PromptImage] = []
+        for pictures, answer in turns:
+            prompt, found = tokenizer.render_images(image_chat("See ", *pictures, " now?"))
+            images += [structs.replace(each, start=each.start + len(ids)) for each in found]
+            ids = [*ids, *prompt, *answers[answer]]
+        row = random_row(ids, rng, f"ro-{number}", policy)
+        for image in images:
+            for place in range(image.start, image.start + image.length):
+                row.mask[place], row.temperatures[place] = False, 1.0
+                row.advantages[place] = row.weights[place] = 0.0
+        row = replace(row, images=tuple(images))
+        rows.append(_recorded(model, row, rng, off_policy))
+    return rows
 
 
 def _call_row(
@@ -222,7 +282,7 @@ def token_logprobs(model: Any, row: Row) -> Tensor:
 
     The first token has 0.
     """
-    logits = model(torch.tensor([row.ids])).logits[0, :-1]
+    logits = row_logits(model, row)[:-1]
     scaled = logits / torch.tensor(row.temperatures)[1:, None]
     logprobs = scaled.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0]
     return torch.cat([torch.zeros(1), logprobs])

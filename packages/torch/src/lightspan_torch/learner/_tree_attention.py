@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from lightspan_torch.engine.weights import set_text_attention, text_attention
+
 NAME: Final = "lightspan_tree"
 
 _CHANGES: Final = ("attention_mask", "position_bias", "sliding_window", "softcap", "s_aux")
@@ -140,10 +142,10 @@ def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def install(model: Any) -> None:
-    """Replace the model's attention by `attention`. Idempotent."""
-    if model.config._attn_implementation != NAME:
+    """Replace the attention of the model's text part by `attention`. Idempotent."""
+    if text_attention(model) != NAME:
         AttentionInterface.register(NAME, attention)
-        model.set_attn_implementation(NAME)
+        set_text_attention(model, NAME)
 
 
 def refusal(model: Any) -> str:
@@ -154,8 +156,8 @@ def refusal(model: Any) -> str:
     window = getattr(config, "sliding_window", None)
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention cannot be replaced"
-    if model.config._attn_implementation not in ("sdpa", NAME):
-        return f"its attention is {model.config._attn_implementation}, not sdpa"
+    if text_attention(model) not in ("sdpa", NAME):
+        return f"its attention is {text_attention(model)}, not sdpa"
     if kinds != {"full_attention"}:
         return f"it has layers of the kinds {', '.join(sorted(kinds))}"
     if window and not getattr(config, "layer_types", None):

@@ -34,6 +34,9 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
     """Data type of the weights; None for float32, or bfloat16 with LoRA on a GPU."""
     share_prefixes: bool = True
     """Whether tokens at which several rows start alike are computed once."""
+    train_vision: bool = False
+    """Whether the vision part of a model that sees is trained too, where all weights are. If False,
+    each image is encoded once for all steps. LoRA adapts the text part alone."""
 
     def __post_init__(self) -> None:
         if self.device is not None:
@@ -42,8 +45,9 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             check_whole("Torch: token_budget", self.token_budget, 1)
         if self.dtype is not None:
             check_choice("Torch: dtype", self.dtype, DTYPES)
-        if not isinstance(self.share_prefixes, bool):
-            raise ConfigError(f"Torch: share_prefixes={self.share_prefixes!r}: use True or False")
+        for name in ("share_prefixes", "train_vision"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"Torch: {name}={value!r}: use True or False")
 
     def check(self, device: str) -> None:
         """Do nothing: `build` checks the device (`LearnerSpec.check`)."""
@@ -70,6 +74,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
             "dtype": None if self.dtype is None else getattr(torch, self.dtype),
             "token_budget": self.token_budget,
             "share_prefixes": self.share_prefixes,
+            "train_vision": self.train_vision,
         }
 
     def describe(self, device: str) -> str:

@@ -25,6 +25,9 @@ from lightspan_torch.engine.weights import (
     without_aliases,
     without_bars,
 )
+from lightspan_torch.vision.features import vision_parameters
+from lightspan_torch.vision.processor import copy_processor, sees
+from lightspan_torch.vision.tokenizer import SeeingTokenizer
 
 ADAPTER: Final = "default"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -60,6 +63,7 @@ class TrainedModel:
         seed: seed of the adapters' initial weights.
         shared: loads the frozen weights under adapters, so that policies share them; None to load
             them for this policy alone.
+        train_vision: whether the vision part of a model that sees is trained too.
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class TrainedModel:
         dtype: torch.dtype,
         seed: int,
         shared: SharedModels | None = None,
+        train_vision: bool = False,
     ) -> None:
         self.lora = lora
+        self.train_vision = train_vision
         self._device = device
         self._dtype = dtype
         if lora is None or shared is None:
@@ -85,6 +91,9 @@ class TrainedModel:
         self._source: Any = load_model(source, dtype=dtype) if is_kept else source
         self.hidden_to_logits: Final = _hidden_to_logits(model)
         """Whether the logits are the output layer's result, without scaling or capping."""
+        if sees(model.config) and lora is None and not train_vision:
+            for _, parameter in vision_parameters(model):
+                parameter.requires_grad_(False)
         self.model: Any = model if lora is None else _with_adapters(model, lora, seed)
         self._base: Any = None
 
@@ -250,7 +259,10 @@ class TrainedModel:
             else:  # to decide whether to save embeddings, PEFT would query the hub
                 self.model.save_pretrained(folder, save_embedding_layers=False)
         if not isinstance(self._source, torch.nn.Module):
-            load_tokenizer(self._source).tokenizer.save_pretrained(folder)
+            tokenizer = load_tokenizer(self._source)
+            tokenizer.tokenizer.save_pretrained(folder)
+            if isinstance(tokenizer, SeeingTokenizer):
+                copy_processor(self._source, folder)
 
     def tokenizer(self) -> TransformersTokenizer | None:
         """Return the model's tokenizer.
@@ -321,12 +333,14 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = lora.target_modules
+    modules = {name.rpartition(".")[0] for name, _ in vision_parameters(model)}
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
+        exclude_modules=sorted(modules) if sees(model.config) else None,
     )
     with forked_random(model.device):
         torch.manual_seed(seed)
@@ -467,6 +481,8 @@ def merge_adapter(
     except Exception as error:
         raise ModelError(f"cannot load the tokenizer of {origin}: {error}") from error
     tokenizer.save_pretrained(target)
+    if sees(model.config):
+        copy_processor(source, Path(target))
     return Path(target)
 
 

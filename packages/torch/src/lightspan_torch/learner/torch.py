@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
@@ -73,6 +73,7 @@ from lightspan_torch.learner.critic import (
     first_tokens,
     targets_of,
 )
+from lightspan_torch.learner.images import RowImages, checked_vision
 from lightspan_torch.learner.masks import Replays
 from lightspan_torch.learner.metrics import MetricAccumulator, over_policies
 from lightspan_torch.learner.microbatch import advice, default_token_budget
@@ -105,6 +106,7 @@ from lightspan_torch.learner.tree_forward import (
 )
 from lightspan_torch.learner.validation import check_loss, check_names, check_rows, ordered
 from lightspan_torch.threads import limit_threads
+from lightspan_torch.vision.features import Vision
 
 CAPABILITIES: Final = LearnerCapabilities(
     policies=None,
@@ -118,7 +120,15 @@ CAPABILITIES: Final = LearnerCapabilities(
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
     importance_mask=True,
+    images=True,
 )
+
+
+class _Passes(NamedTuple):
+    """The passes over the rows of one policy, and the images of these rows."""
+
+    passes: Sequence[Pass]
+    images: RowImages | None
 
 
 class TorchLearner(Learner):
@@ -141,6 +151,8 @@ class TorchLearner(Learner):
         tokenizers: policy name → tokenizer, for policies whose model folder has none. Only calls
             that were sampled under a grammar need a tokenizer.
         critic: settings of the critics that estimate values of calls; None for no critic.
+        train_vision: whether the vision part of a model that sees is trained too, for policies
+            without LoRA.
     """
 
     def __init__(
@@ -156,6 +168,7 @@ class TorchLearner(Learner):
         share_prefixes: bool = True,
         tokenizers: Mapping[str, TransformersTokenizer] | None = None,
         critic: Critic | None = None,
+        train_vision: bool = False,
     ) -> None:
         if not models:
             raise ConfigError("a learner needs at least one policy: models={'name': folder}")
@@ -172,6 +185,11 @@ class TorchLearner(Learner):
         self._tokenizers = dict(tokenizers or {})
         check_names("lora", adapters, models)
         check_names("tokenizers", self._tokenizers, models)
+        if train_vision and any(adapters.get(policy) for policy in models):
+            raise ConfigError(
+                "train_vision=True trains all weights, and LoRA adapts the text part alone: leave "
+                "train_vision out, or train without LoRA"
+            )
         self._models: dict[str, TrainedModel] = {}
         frozen_dtype = dtype or default_dtype(device, LoRA())
         shared = SharedModels(partial(load_model, device=device, dtype=frozen_dtype))
@@ -184,6 +202,7 @@ class TorchLearner(Learner):
                 dtype=dtype or default_dtype(device, adapter),
                 seed=seed,
                 shared=shared,
+                train_vision=train_vision,
             )
         self._steppers = {
             policy: Stepper(model, self._optimizer) for policy, model in self._models.items()
@@ -198,6 +217,8 @@ class TorchLearner(Learner):
             for policy, model in self._models.items()
         }
         """Policy → why its rows are computed one by one; "" if they are computed in trees."""
+        self._visions: dict[str, Vision] = {}
+        """Policy → vision part, for policies whose rows had images."""
         self._replays = {policy: Replays(partial(self._grammars, policy)) for policy in models}
         self._critic = critic
         self._heads = {
@@ -480,13 +501,9 @@ class TorchLearner(Learner):
             ConfigError: the policy has no tokenizer.
         """
         model = self._model(policy)
-        tokenizer = self._tokenizers.get(policy) or model.tokenizer()
-        if tokenizer is None:
-            raise ConfigError(
-                f"policy {policy!r} has calls that were sampled under a grammar, whose replay "
-                "needs a tokenizer, but its model was not loaded from a folder: give "
-                f"tokenizers={{{policy!r}: …}} to the learner"
-            )
+        tokenizer = self._tokenizer(
+            policy, "has calls that were sampled under a grammar, whose replay"
+        )
         return Grammars(
             tokenizer.tokenizer,
             vocabulary=model.plain.config.get_text_config().vocab_size,
@@ -588,7 +605,9 @@ class TorchLearner(Learner):
                 tokens.add_call_values(loss, partial(self._old, policy, plain, passes, tokens))
             head = training_head(model, plain, tokens, loss, metrics, self._teacher)
             head = head if call_states is None else call_states.before(head)
-            sweep(passes, self._decoder(policy, plain), head)
+            sweep(passes.passes, self._decoder(policy, plain, passes.images), head)
+            if passes.images is not None:
+                passes.images.backward()
         return metrics, call_states
 
     def _check_targets(self, rows: Sequence[Row]) -> None:
@@ -622,18 +641,19 @@ class TorchLearner(Learner):
         prompt are computed once.
         """
         model = self._models[policy]
+        rows = [row for row in rows if row.responses]
         starts = [[response.start for response in row.responses] for row in rows]
-        sequences = [
-            row.ids[: places[-1]] for row, places in zip(rows, starts, strict=True) if places
-        ]
-        selected = [places for places in starts if places]
-        count = sum(map(len, selected))
+        images = self._images(policy, rows)
+        whole = [row.ids for row in rows] if images is None else images.sequences
+        sequences = [ids[: places[-1]] for ids, places in zip(whole, starts, strict=True)]
+        count = sum(map(len, starts))
         states = CallStates(range(count), count, model.hidden_size, self._device)
         trees = self._trees(policy, sequences)
-        passes = self._passes(policy, sequences, selected, trees)
+        passes = self._passes(policy, sequences, starts, trees, images)
         with model.using("policy") as plain:
-            decode = decoder(plain, in_trees=not self._refusals[policy])
-            sweep(passes, decode, states.collect)
+            features = None if images is None else images.features(plain)
+            decode = decoder(plain, in_trees=not self._refusals[policy], features=features)
+            sweep(passes.passes, decode, states.collect)
         states.is_complete = True
         return states
 
@@ -645,10 +665,11 @@ class TorchLearner(Learner):
             return "in trees; each row by itself in updates, so that LoRA's dropout differs"
         return "in trees"
 
-    def _plan(self, policy: str, tokens: SelectedTokens, *, dropout: bool = False) -> list[Pass]:
-        sequences = [row.ids for row in tokens.rows]
+    def _plan(self, policy: str, tokens: SelectedTokens, *, dropout: bool = False) -> _Passes:
+        images = self._images(policy, tokens.rows)
+        sequences = [row.ids for row in tokens.rows] if images is None else images.sequences
         trees = self._trees(policy, sequences, dropout=dropout)
-        return self._passes(policy, sequences, tokens.selected, trees)
+        return self._passes(policy, sequences, tokens.selected, trees, images)
 
     def _passes(
         self,
@@ -656,9 +677,54 @@ class TorchLearner(Learner):
         sequences: Sequence[list[int]],
         selected: Selected,
         trees: Sequence[Tree],
-    ) -> list[Pass]:
-        padded = self._padded[policy]
-        return plan(sequences, selected, trees, self._budget, self._device, padded=padded)
+        images: RowImages | None,
+    ) -> _Passes:
+        passes = plan(
+            sequences,
+            selected,
+            trees,
+            self._budget,
+            self._device,
+            padded=self._padded[policy],
+            positions=None if images is None else images.positions,
+        )
+        return _Passes(passes, images)
+
+    def _images(self, policy: str, rows: Sequence[Row]) -> RowImages | None:
+        """Return the images of one policy's rows; None if they have none.
+
+        Raises:
+            ConfigError: the policy has no tokenizer, which has the image processor.
+            DataError: an image of a row is missing or does not fit it.
+            UnsupportedError: the policy's model takes no images.
+        """
+        if not any(row.images for row in rows):
+            return None
+        model = self._models[policy]
+        if policy not in self._visions:
+            tokenizer = self._tokenizer(policy, "has rows with images, whose preparation")
+            self._visions[policy] = checked_vision(
+                model.plain, tokenizer, policy, in_trees=not self._refusals[policy]
+            )
+        return RowImages(self._visions[policy], rows, trained=model.train_vision)
+
+    def _tokenizer(self, policy: str, reason: str) -> TransformersTokenizer:
+        """Return a policy's tokenizer.
+
+        Args:
+            policy: the policy's name.
+            reason: what needs the tokenizer, for the error message.
+
+        Raises:
+            ConfigError: the policy has no tokenizer.
+        """
+        tokenizer = self._tokenizers.get(policy) or self._model(policy).tokenizer()
+        if tokenizer is None:
+            raise ConfigError(
+                f"policy {policy!r} {reason} needs a tokenizer, but its model was not loaded from "
+                f"a folder: give tokenizers={{{policy!r}: …}} to the learner"
+            )
+        return tokenizer
 
     def _trees(
         self, policy: str, sequences: Sequence[list[int]], *, dropout: bool = False
@@ -667,16 +733,20 @@ class TorchLearner(Learner):
             return each_by_itself(sequences)
         return share(sequences, pair_cost=pair_cost(self._models[policy].plain))
 
-    def _decoder(self, policy: str, plain: Any) -> Callable[..., Tensor]:
-        logits = not self._models[policy].hidden_to_logits
-        return decoder(plain, in_trees=not self._refusals[policy], logits=logits)
+    def _decoder(self, policy: str, plain: Any, images: RowImages | None) -> Callable[..., Tensor]:
+        return decoder(
+            plain,
+            in_trees=not self._refusals[policy],
+            logits=not self._models[policy].hidden_to_logits,
+            features=None if images is None else images.features(plain),
+        )
 
     @torch.no_grad()
     def _logprobs(
         self,
         policy: str,
         which: Which,
-        passes: Sequence[Pass],
+        passes: _Passes,
         tokens: SelectedTokens,
         call_states: CallStates | None = None,
     ) -> Tensor:
@@ -693,9 +763,7 @@ class TorchLearner(Learner):
             return self._scores(policy, plain, passes, tokens, call_states)
 
     @torch.no_grad()
-    def _old(
-        self, policy: str, plain: Any, passes: Sequence[Pass], tokens: SelectedTokens
-    ) -> Tensor:
+    def _old(self, policy: str, plain: Any, passes: _Passes, tokens: SelectedTokens) -> Tensor:
         """Return the log-probabilities of the tokens before the update, [N].
 
         Afterwards, the random state is set back, so that the update uses the same dropout.
@@ -707,14 +775,14 @@ class TorchLearner(Learner):
         self,
         policy: str,
         plain: Any,
-        passes: Sequence[Pass],
+        passes: _Passes,
         tokens: SelectedTokens,
         call_states: CallStates | None = None,
     ) -> Tensor:
         scores = torch.zeros(tokens.targets.shape, device=self._device)
         head = scoring_head(self._models[policy], plain, tokens, scores)
         head = head if call_states is None else call_states.before(head)
-        sweep(passes, self._decoder(policy, plain), head)
+        sweep(passes.passes, self._decoder(policy, plain, passes.images), head)
         return scores
 
     def _manifest(self) -> dict[str, Any]:

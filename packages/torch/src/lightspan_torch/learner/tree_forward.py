@@ -14,17 +14,21 @@ more, are in memory at the same time.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from lightspan_torch.engine.positions import takes_cache_position
 from lightspan_torch.engine.tokenizer import context_length
+from lightspan_torch.engine.weights import set_text_attention, text_attention
 from lightspan_torch.learner import _tree_attention
 from lightspan_torch.learner.prefix_tree import (
     BLOCK,
@@ -37,6 +41,7 @@ from lightspan_torch.learner.prefix_tree import (
     share,
     source,
 )
+from lightspan_torch.vision.features import embedded
 
 MASK_BUDGETS: Final = {"cpu": 2**20}
 """Device type → maximum of queries times keys in the masks of a piece; 2**24 for other devices.
@@ -59,7 +64,8 @@ class Pass:
     places: Tensor
     """[E] index, from 0 to B·L - 1, of the node that predicts each selected token."""
     positions: Tensor | None = None
-    """[B, L] positions of the tokens; None for 0 … L - 1, if every row is one sequence."""
+    """[B, L] positions of the tokens, or [3, B, L] if they have three dimensions; None for 0 … L -
+    1, if every row is one sequence."""
     nodes: Tensor | None = None
     """[P + L] node numbers of the keys; the last L are also those of the queries. None for 0 … L -
     1."""
@@ -79,6 +85,10 @@ class Pass:
 Selected = Sequence[Sequence[int]]
 """For each sequence, the positions of its selected tokens; position 0 is never selected."""
 
+Positions = Sequence[NDArray[np.int64]]
+"""For each sequence, [3, length] positions of its tokens. They are a function of the tokens up to
+each."""
+
 
 def plan(
     sequences: Sequence[list[int]],
@@ -89,6 +99,7 @@ def plan(
     block: int = BLOCK,
     *,
     padded: int | None = None,
+    positions: Positions | None = None,
 ) -> list[Pass]:
     """Return the passes that compute all trees.
 
@@ -102,9 +113,11 @@ def plan(
         device: device of the passes' tensors.
         block: see `prefix_tree.BLOCK`.
         padded: see `_batches`.
+        positions: for each sequence, the positions of its tokens, [3, length]; None if they are
+            their indices.
     """
     offsets = list(accumulate(map(len, selected), initial=0))
-    planner = _Planner(sequences, selected, offsets, budget, device, block)
+    planner = _Planner(sequences, selected, offsets, budget, device, block, positions)
     small = [tree for tree in trees if tree.is_chain or tree.size <= block]
     large = [tree for tree in trees if not (tree.is_chain or tree.size <= block)]
     passes = [planner.whole(batch) for batch in _batches(small, sequences, budget, padded)]
@@ -149,6 +162,7 @@ class _Planner:
     budget: int
     device: torch.device
     block: int
+    positions: Positions | None
 
     def whole(self, trees: Sequence[Tree]) -> Pass:
         """Return one pass over whole trees, each padded to the size of the largest."""
@@ -164,10 +178,13 @@ class _Planner:
             places=self._integers(places),
             block=max(length, self.block),
         )
+        if self.positions is not None or not trees[0].is_chain:
+            rows = [
+                np.pad(each, ((0, 0), (0, length - each.shape[1])))
+                for each in map(self._node_positions, trees, layouts)
+            ]
+            current_pass.positions = self._positions(np.stack(rows, axis=1))
         if not trees[0].is_chain:
-            current_pass.positions = self._integers(
-                [_padded(layout.depths, length) for layout in layouts]
-            )
             # padding attends to itself, so that its softmax is finite
             ends = [[*layout.ends, *range(len(layout.ends) + 1, length + 1)] for layout in layouts]
             current_pass.ends = self._integers(ends)
@@ -181,6 +198,7 @@ class _Planner:
             first: number that the first of these passes gets.
         """
         layout = lay_out(tree, self.sequences)
+        positions = self._node_positions(tree, layout)
         pieces = cut(layout, self.budget, MASK_BUDGETS.get(self.device.type, 2**24))
         entries: list[int] = []
         places: list[int] = []
@@ -191,21 +209,44 @@ class _Planner:
         passes = []
         for number, piece in enumerate(pieces):
             own = owners == number
-            passes.append(self._piece(layout, piece, all_entries[own], all_places[own]))
+            passes.append(self._piece(layout, piece, all_entries[own], all_places[own], positions))
             past = source(pieces, number)
             if past is not None:
                 passes[-1].source, passes[-1].intervals = first + past.piece, past.intervals
                 passes[past.piece].last_use = first + number
         return passes
 
-    def _piece(self, layout: Layout, piece: Piece, entries: Tensor, places: Tensor) -> Pass:
+    def _node_positions(self, tree: Tree, layout: Layout) -> NDArray[np.int64]:
+        """Return the positions of a tree's nodes, [1, nodes], or [3, nodes] with three dimensions.
+
+        A node's position is equal in all sequences through it.
+        """
+        if self.positions is None:
+            return np.array([layout.depths])
+        result = np.empty((3, tree.size), np.int64)
+        for index, path in zip(tree.members, layout.paths, strict=True):
+            result[:, path] = self.positions[index][:, : len(path)]
+        return result
+
+    def _positions(self, array: NDArray[np.int64]) -> Tensor:
+        """Return [1, B, L] or [3, B, L] positions as `Pass.positions`."""
+        return torch.from_numpy(array[0] if len(array) == 1 else array).to(self.device)
+
+    def _piece(
+        self,
+        layout: Layout,
+        piece: Piece,
+        entries: Tensor,
+        places: Tensor,
+        positions: NDArray[np.int64],
+    ) -> Pass:
         span = slice(piece.start, piece.stop)
         depths = layout.depths[span]
         current_pass = Pass(
             ids=self._integers([layout.tokens[span]]),
             entries=entries,
             places=places - piece.start,
-            positions=self._integers([depths]),
+            positions=self._positions(positions[:, None, span]),
             block=self.block,
         )
         if depths != list(range(len(piece.past), len(piece.past) + len(depths))):
@@ -404,7 +445,9 @@ def sweep(passes: Sequence[Pass], decode: Callable[..., Tensor], head: Head) -> 
             running.popitem()[1].backward()
 
 
-def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[..., Tensor]:
+def decoder(
+    model: Any, *, in_trees: bool, logits: bool = False, features: Tensor | None = None
+) -> Callable[..., Tensor]:
     """Return a function from token ids to a model's last hidden states, the `decode` of `sweep`.
 
     Args:
@@ -413,19 +456,37 @@ def decoder(model: Any, *, in_trees: bool, logits: bool = False) -> Callable[...
             "".
         logits: whether the function returns logits instead. This is for models whose logits are not
             the output of the last layer alone.
+        features: [1 + D, N, hidden] features of images; the id -1 - n stands for the nth of them.
+            None if no id is negative.
     """
     inner = model if logits else model.get_decoder()
+    # image tokens that attend in both directions: the mask is made above the decoder
+    both_ways = features is not None and _takes_token_types(model)
+    if both_ways and not logits:
+        inner = model.base_model
     if in_trees:
         _tree_attention.install(model)
 
     def decode(ids: Tensor, positions: Tensor | None, tree: object) -> Tensor:
         options = {"position_ids": positions, "tree": tree}
         extra = {name: value for name, value in options.items() if value is not None}
-        output = inner(input_ids=ids, use_cache=False, **extra)
+        if features is None:
+            extra["input_ids"] = ids
+        else:
+            rows = (ids.flatten() < 0).nonzero()[:, 0]
+            own = features[:, -1 - ids.flatten()[rows]]
+            extra |= embedded(model, ids, rows, own)
+            if both_ways:
+                extra["token_type_ids"] = (ids < 0).long()
+        output = inner(use_cache=False, **extra)
         hidden: Tensor = output.logits if logits else output.last_hidden_state
         return hidden
 
     return decode
+
+
+def _takes_token_types(model: Any) -> bool:
+    return "token_type_ids" in inspect.signature(type(model.base_model).forward).parameters
 
 
 def pair_cost(model: Any) -> float:
@@ -453,7 +514,7 @@ def tree_refusal(model: Any) -> str:
     reason = _tree_attention.refusal(model)
     if reason:
         return reason
-    before = model.config._attn_implementation
+    before = text_attention(model)
     sequences = [[1, 2, 3, 4, 1], [1, 2, 3, 2], [1, 3, 1, 2]]
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.05
     try:
@@ -467,7 +528,7 @@ def tree_refusal(model: Any) -> str:
     except (RuntimeError, TypeError, ValueError) as error:
         reason = f"a tree raised {type(error).__name__}: {error}"
     if reason:
-        model.set_attn_implementation(before)
+        set_text_attention(model, before)
     return reason
 
 

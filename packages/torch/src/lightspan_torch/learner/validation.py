@@ -22,7 +22,12 @@ def ordered(rows: Sequence[Row], indices: Iterable[int]) -> list[int]:
     Float sums depend on the order of their terms. Sorting makes results independent of the order of
     `rows`.
     """
-    return sorted(indices, key=lambda index: _CONTENTS(rows[index]))
+
+    def contents(index: int) -> tuple[Any, ...]:
+        row = rows[index]
+        return *_CONTENTS(row), [image.key for image in row.images]
+
+    return sorted(indices, key=contents)
 
 
 def check_names(option: str, by_policy: Mapping[str, Any], models: Mapping[str, Any]) -> None:

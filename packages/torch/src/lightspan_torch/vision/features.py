@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import itertools
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,24 +168,26 @@ class Vision:
     """
 
     def __init__(self, model: Any, processor: ImageProcessor) -> None:
-        self._model = model
+        self.model = model
         self.processor = processor
         self._changes = 0
 
     @property
     def _inner(self) -> Any:
         """The model without its output layer, which has the functions for images."""
-        return self._model.base_model
+        return self.model.base_model
 
     @cached_property
     def weights(self) -> str:
         """Name of the weights of the vision part: what its features depend on beside the image."""
-        model = self._model
-        own = dict(vision_parameters(model))
-        state = {name: parameter.detach() for name, parameter in own.items()}
-        config = hashlib.sha256(model.config.to_json_string().encode()).hexdigest()
-        where = f"{model.dtype} {model.device} {self.processor.settings} {config}"
-        return f"{hash_weights(state)} {where}"
+        model = self.model
+        state = {name: parameter.detach() for name, parameter in vision_parameters(model)}
+        settings = model.config.to_dict()
+        for name in ("_name_or_path", "text_config", "transformers_version"):
+            settings.pop(name, None)
+        config = json.dumps(settings, sort_keys=True, default=str) + self.processor.settings
+        digest = hashlib.sha256(config.encode()).hexdigest()
+        return f"{hash_weights(state)} {digest} {model.dtype} {model.device}"
 
     def forget(self) -> None:
         """Use no features from before: the weights of the vision part have changed."""
@@ -201,7 +203,7 @@ class Vision:
         """
         return any(
             name in weights and not torch.equal(weights[name].to(own.device, own.dtype), own)
-            for name, own in vision_parameters(self._model)
+            for name, own in vision_parameters(self.model)
         )
 
     def find(self, image: PromptImage) -> SeenImage:
@@ -265,6 +267,8 @@ class Vision:
         index = getattr(self._inner, "get_rope_index", None)
         if index is None:
             return None
+        if not images:
+            return np.broadcast_to(np.arange(len(ids)), (3, len(ids)))
         # a placeholder that was sampled, or is in a text, is no image
         plain = [0 if token == self.processor.image_id else token for token in ids]
         kinds = [0] * len(plain)
@@ -298,13 +302,13 @@ class Vision:
     def encode(self, image: SeenImage) -> Tensor:
         """Run the vision part on an image; return its features as `features` does."""
         inputs = self.processor.prepare(image.digest, image.data).inputs
-        device = self._model.device
+        device = self.model.device
         tensors = {name: torch.as_tensor(value, device=device) for name, value in inputs.items()}
         output = self._inner.get_image_features(**tensors)
         first = getattr(output, "pooler_output", output)
         layers = [first, *(getattr(output, "deepstack_features", None) or ())]
         hidden = [_flat(layer) for layer in layers]
-        return torch.stack(hidden).to(self._model.dtype)
+        return torch.stack(hidden).to(self.model.dtype)
 
 
 def _flat(features: Any) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lightspan.errors import DataError, ModelError
-from lightspan_torch.engine.hub import cannot_load, Origin
+from lightspan_torch.engine.hub import Origin, cannot_load, locate
 
 CACHE_BYTES: Final = 2**27
 """Maximum bytes of prepared images that a processor keeps, so that a group of calls prepares its
@@ -74,10 +75,6 @@ class ImageProcessor:
     def settings(self) -> str:
         """Digest of all settings on which the prepared images depend."""
         return hashlib.sha256(self._processor.to_json_string().encode()).hexdigest()
-
-    def save(self, folder: Path) -> None:
-        """Write the processor's configuration to a model folder."""
-        self._processor.save_pretrained(folder)
 
     def prepare(self, digest: str, data: bytes) -> PreparedImage:
         """Return an image as the model takes it.
@@ -163,6 +160,19 @@ def load_image_processor(origin: Origin, config: Any, tokenizer: Any) -> ImagePr
         raise cannot_load("image processor", origin, error) from error
 
 
+def copy_processor(model: str | Path, folder: Path) -> None:
+    """Copy the files of a model's processor into another folder.
+
+    Args:
+        model: folder, or name on the hub.
+        folder: an existing folder.
+    """
+    source = locate(model, "tokenizer").folder
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
 def _processor_class(name: str) -> Any:
     """Return an image processor class that needs Pillow alone.
 
@@ -244,8 +254,6 @@ FAMILIES: Final[Mapping[str, _Family]] = {
     "qwen3_vl_moe": _QWEN,
     "idefics3": _Family("Idefics3ImageProcessor", _tiled),
     "smolvlm": _Family("SmolVLMImageProcessor", _tiled),
-    "gemma3": _Family(
-        "Gemma3ImageProcessor", _gemma, lambda names: names.of("boi_token_index")
-    ),
+    "gemma3": _Family("Gemma3ImageProcessor", _gemma, lambda names: names.of("boi_token_index")),
 }
 """Type of a model's configuration → how its images are prepared."""
