@@ -214,7 +214,10 @@ def test_a_client_that_is_given_the_attempts_endpoint_trains(
     assert not [warning for warning in report.warnings if "fit would stop" in warning]
 
 
-CHAT_REFUSED = "messages[0].content[1] is of type 'image_url': only text is understood"
+CHAT_REFUSED = (
+    "messages[0].content[1] is of type 'image_url': only text is understood; images ('image_url') "
+    "need a policy whose model sees, such as Qwen2.5-VL"
+)
 RESPONSE_REFUSED = (
     "input[0].content[0] is of type 'input_image': only messages with text, calls of tools and "
     "their outputs are understood"

@@ -108,8 +108,9 @@ def image_source(part: Mapping[str, Any], where: str) -> ImageSource:
         return _block_source(part, where)
     field = f"{where}.image_url"
     _refuse_file(part, where)
-    url, detail = part.get("image_url"), part.get("detail")
-    if isinstance(url, Mapping) and part["type"] == "image_url":
+    url: Any = part.get("image_url")
+    detail: Any = part.get("detail")
+    if part["type"] == "image_url" and isinstance(url, Mapping):
         url, detail = url.get("url"), url.get("detail")
     if not isinstance(url, str) or not url:
         raise bad_request(f"'{field}' must hold a data: URL with base64, or an address", field)

@@ -9,7 +9,8 @@ Each combination is called a cell. Subclass `GatewaySuite` with a fixture for th
         @pytest.fixture
         async def store(self): ...
 
-`cases` has the cells. `harness` has the gateway and its client, also for other tests of a gateway.
+`image_tests` has the tests with images, `cases` the cells. `harness` has the gateway and its
+client, also for other tests of a gateway.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from lightspan_testing.gateway_suite.harness import (
     make_rig,
     shared_tokenizer,
 )
+from lightspan_testing.gateway_suite.image_tests import ImageTests
 from lightspan_testing.scripted_engine import Gate, logprob_of
 from lightspan_testing.wait import until
 
@@ -50,7 +52,7 @@ def _open(gates: Sequence[Gate]) -> None:
         gate.open()
 
 
-class GatewaySuite:
+class GatewaySuite(ImageTests):
     """Tests of the gateway. Needs a fixture `store`, which yields an open, empty store."""
 
     @pytest.mark.parametrize("cell", CELLS, ids=str)

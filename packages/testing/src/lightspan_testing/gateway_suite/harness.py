@@ -6,10 +6,11 @@ import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import openai
 
+from lightspan.protocols.engine import ChatTokenizer
 from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, Mode, Rollout
 from lightspan.schema.routing import Route, Routing, Target
@@ -20,7 +21,9 @@ from lightspan_gateway import Gateway
 from lightspan_gateway.calls import CallerSession
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_testing.scripted_engine import ScriptedEngine, TokenScript, tiny_chat_tokenizer
-from lightspan_torch.engine.tokenizer import TransformersTokenizer
+
+if TYPE_CHECKING:
+    from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 MESSAGES: Final[list[Any]] = [
     {"role": "system", "content": "You are a helpful assistant."},
@@ -76,12 +79,13 @@ class Rig:
         self,
         store: Store,
         engine: ScriptedEngine,
-        tokenizer: TransformersTokenizer,
+        tokenizer: ChatTokenizer,
         limits: GatewayLimits | None = None,
     ) -> None:
         self.store = store
         self.engine = engine
         self.tokenizer = tokenizer
+        self.limits = limits
         self.gateway = Gateway(store, engine, limits=limits)
         self.attempt = Attempt(attempt_id="", rollout_id="", number=0, epoch=0)
 
@@ -102,7 +106,7 @@ class Rig:
     async def restart(self) -> None:
         """Restart the gateway with the same store and engine. What it had in memory is lost."""
         await self.gateway.close()
-        self.gateway = Gateway(self.store, self.engine)
+        self.gateway = Gateway(self.store, self.engine, limits=self.limits)
         await self.gateway.start()
 
     @asynccontextmanager
@@ -172,6 +176,7 @@ async def make_rig(
     routing: Routing | None = None,
     mode: Mode = Mode.VAL,
     limits: GatewayLimits | None = None,
+    tokenizer: ChatTokenizer | None = None,
     **options: Any,
 ) -> AsyncIterator[Rig]:
     """Start a `Rig` (a gateway with an engine and an attempt), and close it at the end.
@@ -182,9 +187,10 @@ async def make_rig(
         routing: routing of the attempt; None to send every agent's calls to the policy.
         mode: mode of the attempt.
         limits: limits of the gateway; None for the defaults.
+        tokenizer: tokenizer of the policy; None for `shared_tokenizer`.
         options: further arguments of `ScriptedEngine`.
     """
-    tokenizer = shared_tokenizer()
+    tokenizer = tokenizer or shared_tokenizer()
     rig = Rig(store, ScriptedEngine(tokenizer, script, **options), tokenizer, limits)
     await rig.start(routing, mode)
     try:
