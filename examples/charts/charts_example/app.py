@@ -24,7 +24,7 @@ from charts_example.questions import parse, parse_reading
 
 MODEL_VARIABLE: Final = "CHARTS_MODEL"
 DEFAULT_MODEL: Final = "gpt-5-mini"
-RULES: Final = "Read the chart. Answer with values, like: A 3, C 5"
+RULES: Final = "Read the chart. Answer like: A 3, C 5"
 
 
 class State(TypedDict, total=False):

@@ -22,6 +22,8 @@ _FLOOR: Final = 70
 """The y of value 0."""
 _UNIT: Final = 5
 """Height of 1."""
+_MARKED: Final = (3, 6, 9)
+"""Values with a line and a number, from which bars and points are read."""
 
 
 class Chart(TypedDict):
@@ -44,11 +46,20 @@ def draw(chart: Chart) -> bytes:
     middles = [_COLUMN // 2 + _COLUMN * number for number in range(len(chart["columns"]))]
     for x, name in zip(middles, chart["columns"], strict=True):
         pen.text((x, _FLOOR + 1), name, fill="black", font=_font(11), anchor="ma")
+    if chart["form"] != "table":
+        _draw_scale(pen)
     values = list(chart["columns"].values())
     _DRAW[chart["form"]](pen, list(zip(middles, values, strict=True)), chart["colour"])
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
+
+
+def _draw_scale(pen: ImageDraw.ImageDraw) -> None:
+    for value in _MARKED:
+        y = _FLOOR - _UNIT * value
+        pen.line((6, y, SIDE, y), fill="silver")
+        pen.text((0, y), str(value), fill="black", font=_font(8), anchor="lm")
 
 
 def _draw_bars(pen: ImageDraw.ImageDraw, points: list[tuple[int, int]], colour: str) -> None:
