@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from lightspan.lightning import Rejection, Transition, build_rows
 from lightspan.lightning.rows import merge, usable_transitions
+from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import Sampling, pack_floats
 from lightspan_testing.strategies import make_record
 
@@ -244,3 +245,45 @@ def test_attempts_of_one_rollout_never_share_a_row():
     other = msgspec.structs.replace(transition("c1", "PaQ", "b"), attempt_id="at-2")
     rows = build_rows([first, other, transition("c2", "PaQ", "c")]).rows
     assert shown(rows) == ["P[a]Q[c]", "PaQ[b]"]
+
+
+# --- images -----------------------------------------------------------------------------------
+
+
+def seeing(call_id, prompt, response, *images):
+    """Build a transition; an image is (digest, start), two placeholders long."""
+    runs = tuple(
+        PromptImage(digest=digest, grid=(1, 2), start=start, length=2, data=b"png")
+        for digest, start in images
+    )
+    return transition(call_id, prompt, response, images=runs)
+
+
+def test_calls_about_one_image_merge_and_the_row_has_all_images():
+    calls = [
+        seeing("c", "AiiB", "a", ("1", 1)),
+        seeing("d", "AiiBaCiiD", "b", ("1", 1), ("2", 6)),
+    ]
+    [row] = build_rows(calls).rows
+    assert shown([row]) == ["AiiB[a]CiiD[b]"]
+    assert [image.key for image in row.images] == [
+        ("1", (1, 2), 1, 2, 0),
+        ("2", (1, 2), 6, 2, 0),
+    ]
+    assert [image.data for image in row.images] == [b"png"] * 2
+
+
+def test_calls_with_equal_ids_and_other_images_never_merge():
+    calls = [seeing("c", "AiiB", "a", ("1", 1)), seeing("d", "AiiBaC", "b", ("2", 1))]
+    assert shown(build_rows(calls).rows) == ["AiiB[a]", "AiiBaC[b]"]
+
+
+def test_a_call_without_the_bytes_of_an_image_is_rejected():
+    call = seeing("c", "AiiB", "a", ("1", 1))
+    [image] = call.record.images
+    record = msgspec.structs.replace(
+        call.record, images=(msgspec.structs.replace(image, data=b""),)
+    )
+    usable, rejected = usable_transitions([msgspec.structs.replace(call, record=record)])
+    assert usable == []
+    assert list(rejected.values()) == [Rejection.NO_IMAGE]

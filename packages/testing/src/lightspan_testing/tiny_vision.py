@@ -5,7 +5,7 @@ Nothing is downloaded. The families differ in how an image becomes tokens:
 - `qwen2_5_vl`: 28 by 28 pixels are one token, and positions are three-dimensional.
 - `qwen3_vl`: as above, and features are added to the hidden states after the first layers too.
 - `smolvlm`: an image is cut into tiles of 56 by 56 pixels, each of which has 4 tokens.
-- `gemma3`: an image has 4 tokens, which attend to one another in both directions.
+- `gemma3`: an image has 16 tokens, which attend to one another in both directions.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _gemma3(text: dict[str, Any], of: Any, head: int) -> Any:
             **text,
             "head_dim": head,
             "query_pre_attn_scalar": head,
-            "sliding_window": 16,
+            "sliding_window": 8,
             "layer_types": [
                 ("sliding_attention", "full_attention")[layer % 2]
                 for layer in range(text["num_hidden_layers"])
@@ -311,7 +311,7 @@ def _gemma3(text: dict[str, Any], of: Any, head: int) -> Any:
         image_token_index=of("<image_soft_token>"),
         boi_token_index=of("<start_of_image>"),
         eoi_token_index=of("<end_of_image>"),
-        mm_tokens_per_image=4,
+        mm_tokens_per_image=16,
     )
 
 

@@ -316,7 +316,7 @@ def make_step(pages: Pages, chunks: Sequence[Chunk], device: torch.device) -> St
             )
         ends.append(len(ids) - 1)
         shared = _shared_pages(pages, chunk.table)
-        if not computed:
+        if not computed and not _attends_both_ways(chunk):
             prompts.append(slice(start, len(ids)))
         elif shared:
             by_prefix[chunk.table.pages[shared - 1]].append((start, chunk))
@@ -392,11 +392,12 @@ class _Shared(NamedTuple):
     """Number of queries."""
 
     def queries(self) -> NDArray[np.int64]:
-        """Return [3, queries]: row, position, and number of the request."""
+        """Return [4, queries]: row, position, number of the request, and `_last_keys`."""
         parts = []
         for number, (start, chunk) in enumerate(self.members):
             new = np.arange(chunk.size)
-            parts.append((start + new, chunk.table.computed + new, np.full(chunk.size, number)))
+            own = (start + new, chunk.table.computed + new, np.full(chunk.size, number))
+            parts.append((*own, _last_keys(chunk)))
         return np.concatenate(parts, axis=1)
 
     def keys(self) -> NDArray[np.int64]:
@@ -418,9 +419,9 @@ def _prefix_group(sequences: Sequence[_Shared], device: torch.device) -> _Group:
         row[:, each.shape[1] :] = ((each[0, 0],), (0,), (-2,))
     slots, key_positions, key_owners = to_device(padded, device).unbind(1)
     queries = to_device(np.stack([each.queries() for each in sequences]), device)
-    rows, positions, owners = queries.unbind(1)
-    is_earlier = key_positions[:, None] <= positions[:, :, None]
-    mask = (key_owners[:, None] == owners[:, :, None]) & is_earlier
+    rows, positions, owners, last = queries.unbind(1)
+    is_seen = key_positions[:, None] <= last[:, :, None]
+    mask = (key_owners[:, None] == owners[:, :, None]) & is_seen
     mask |= key_owners[:, None] == -1
     return _Group(rows.flatten(), slots.flatten(), mask, positions, key_positions)
 
@@ -441,9 +442,22 @@ def _padded_group(members: Sequence[tuple[int, Chunk]], device: torch.device) ->
         length = _length(chunk)
         row[:length], row[length:] = chunk.table.slots[:length], chunk.table.slots[0]
     rows, positions = to_device(starts[:, :, None] + new, device).unbind(1)
+    last = positions
+    if any(_attends_both_ways(chunk) for _, chunk in members):
+        last = to_device(np.stack([_last_keys(chunk) for _, chunk in members]), device)
     places = torch.arange(longest, device=device)[None]
-    mask = places[:, None] <= positions[:, :, None]  # made there: it may have millions of values
+    mask = places[:, None] <= last[:, :, None]  # made there: it may have millions of values
     return _Group(rows.flatten(), to_device(slots.ravel(), device), mask, positions, places)
+
+
+def _attends_both_ways(chunk: Chunk) -> bool:
+    return chunk.seen is not None and chunk.seen.both_ways
+
+
+def _last_keys(chunk: Chunk) -> NDArray[np.int64]:
+    """Return the last token to which each new token attends: itself, or the last of its image."""
+    start, stop = chunk.table.computed, _length(chunk)
+    return np.arange(start, stop) if chunk.seen is None else chunk.seen.last_keys(start, stop)
 
 
 # --- whether a model can be served ----------------------------------------------------------

@@ -93,6 +93,11 @@ class _Request:
         """
         return len(self.ids) - self.table.computed
 
+    def count_within(self, budget: int) -> int:
+        """Return how many tokens to compute next, about `budget` at most."""
+        count = min(budget, self.remaining)
+        return count if self.seen is None else self.seen.whole(self.table.computed, count)
+
     @property
     def is_prompt(self) -> bool:
         """Whether some of the submitted tokens are not computed yet."""
@@ -328,7 +333,7 @@ class Batcher:
         chunks: dict[_Request, int] = {}
         budget = self._settings.max_tokens
         for request in sorted(self._running, key=lambda each: each.remaining > 1):
-            count = min(budget, request.remaining)
+            count = request.count_within(budget) if budget > 0 else 0
             if count and request in self._running and self._make_room(request, count, chunks):
                 chunks[request] = count
                 budget -= count
@@ -344,7 +349,7 @@ class Batcher:
             if needed > self.pages.available and self._running:
                 self.pages.free(request.table)
                 break
-            count = min(budget, request.remaining)
+            count = request.count_within(budget)
             self.pages.reserve(request.table, request.table.computed + count)
             self._waiting.remove(request)
             self._running.append(request)

@@ -14,7 +14,6 @@ more, are in memory at the same time.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -41,7 +40,7 @@ from lightspan_torch.learner.prefix_tree import (
     share,
     source,
 )
-from lightspan_torch.vision.features import embedded
+from lightspan_torch.vision.features import attends_both_ways, embedded
 
 MASK_BUDGETS: Final = {"cpu": 2**20}
 """Device type → maximum of queries times keys in the masks of a piece; 2**24 for other devices.
@@ -461,7 +460,7 @@ def decoder(
     """
     inner = model if logits else model.get_decoder()
     # image tokens that attend in both directions: the mask is made above the decoder
-    both_ways = features is not None and _takes_token_types(model)
+    both_ways = features is not None and attends_both_ways(model)
     if both_ways and not logits:
         inner = model.base_model
     if in_trees:
@@ -483,10 +482,6 @@ def decoder(
         return hidden
 
     return decode
-
-
-def _takes_token_types(model: Any) -> bool:
-    return "token_type_ids" in inspect.signature(type(model.base_model).forward).parameters
 
 
 def pair_cost(model: Any) -> float:

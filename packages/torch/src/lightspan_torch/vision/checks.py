@@ -129,11 +129,12 @@ def checked_vision(model: Any, sample: ImageSample | str) -> Vision | str:
 def _difference(model: Any, sample: ImageSample) -> float:
     """Return the largest difference between the sample's logits and those in several steps.
 
-    The first prompt is cut inside of its image, and the second one uses its pages.
+    The first prompt is cut inside of its image, if this may be, and the second one uses its pages.
     """
     seen = [sample.vision.see(ids, sample.images) for ids in sample.prompts]
     first, second = (each.ids for each in seen)
-    inside = sample.images[0].start + sample.images[0].length // 2
+    image = sample.images[0]
+    inside = image.start + (0 if seen[0].both_ways else image.length // 2)
     rest = len(second) - (len(second) - len(_TAILS[1])) // 4 * 4
     order = (
         ((0, inside),),

@@ -123,14 +123,20 @@ class SeenPrompt:
         ids: the ids, in which placeholders are negative numbers.
         runs: the runs of placeholders, in order.
         positions: [3, ids] positions, if the model has three-dimensional ones; else None.
+        both_ways: whether placeholders of a run attend to one another in both directions.
     """
 
     def __init__(
-        self, ids: list[int], runs: Sequence[Run], positions: NDArray[np.int64] | None
+        self,
+        ids: list[int],
+        runs: Sequence[Run],
+        positions: NDArray[np.int64] | None,
+        both_ways: bool = False,
     ) -> None:
         self.ids = ids
         self.runs = runs
         self.positions = positions
+        self.both_ways = both_ways
 
     def positions_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return [3, stop - start] positions of tokens of the prompt, and of tokens after it.
@@ -157,6 +163,28 @@ class SeenPrompt:
             if first < last:
                 offset = run.first - run.start
                 yield first - start, run, slice(first + offset, last + offset)
+
+
+    def whole(self, start: int, count: int) -> int:
+        """Return how many tokens from `start` to compute at once, instead of `count`.
+
+        A run whose placeholders attend to one another must not be cut. It may be longer than
+        `count` allows.
+        """
+        stop = start + count
+        for run in self.runs if self.both_ways else ():
+            if run.start < stop < run.stop:
+                stop = run.start if run.start > start else run.stop
+        return stop - start
+
+    def last_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the last token to which each token attends: itself, or the last of its image."""
+        last = np.arange(start, stop)
+        for run in self.runs if self.both_ways else ():
+            first, end = max(start, run.start) - start, min(stop, run.stop) - start
+            if first < end:
+                last[first:end] = run.stop - 1
+        return last
 
 
 class Vision:
@@ -258,7 +286,7 @@ class Vision:
             top = found.first - image.first
             seen[image.start : stop] = range(top, top - image.length, -1)
             runs.append(Run(image.start, stop, image.first, found))
-        return SeenPrompt(seen, runs, self._positions(ids, images))
+        return SeenPrompt(seen, runs, self._positions(ids, images), attends_both_ways(self.model))
 
     def _positions(
         self, ids: Sequence[int], images: Sequence[PromptImage]
@@ -330,6 +358,14 @@ def vision_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
     for name, parameter in model.named_parameters():
         if id(parameter) not in text:
             yield name, parameter
+
+
+def attends_both_ways(model: Any) -> bool:
+    """Return whether the placeholders of an image attend to one another in both directions.
+
+    Such a model makes its mask from an argument that says which tokens are of images.
+    """
+    return "token_type_ids" in inspect.signature(type(model.base_model).forward).parameters
 
 
 def embedded(model: Any, ids: Tensor, rows: Tensor, features: Tensor) -> dict[str, Any]:
