@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import Runner
 from lightspan.runners.timings import RunnerTimings
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import (
     AttemptStatus,
     Mode,
@@ -94,6 +96,30 @@ async def test_a_client_that_the_app_keeps_stays_on_one_loop(store: Store) -> No
                 await finished(store)
     attempts = await store.attempts([f"ro-{number}" for number in range(6)])
     assert [(attempt.reward, attempt.message) for attempt in attempts] == [(Reward(1.0), "")] * 6
+
+
+async def test_images_of_calls_to_the_apps_own_endpoint(store: Store) -> None:
+    image = Image.of(b"\x89PNG a picture", "image/png")
+    data = base64.b64encode(image.data).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    with ScriptedServer("fine") as server:
+        async with openai.AsyncOpenAI(base_url=server.url, api_key="k", max_retries=0) as client:
+
+            async def ask(task: Any) -> float:
+                messages: Any = [{"role": "user", "content": [part]}]
+                for _ in range(2):
+                    await client.chat.completions.create(model="m", messages=messages)
+                return 1.0
+
+            await enqueue(store, [{}])
+            async with running(store, ask):
+                await finished(store)
+    assert await store.images([image.digest]) == {image.digest: image}
+    [attempt] = await store.attempts(["ro-0"])
+    assert (attempt.reward, attempt.capture_errors) == (Reward(1.0), [])
+    first, second, _ = await spans_of(store, attempt)
+    assert first.attributes[c.INPUT_MESSAGES] == second.attributes[c.INPUT_MESSAGES]
+    assert image.digest in str(first.attributes[c.INPUT_MESSAGES])
 
 
 async def test_a_prompt_that_is_too_long_is_an_outcome(store: Store) -> None:

@@ -33,7 +33,8 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the URL of a store that does not exist yet; check afterwards that recording
     stopped.
     """
-    for name in ("LIGHTSPAN_STORE", "LIGHTSPAN_SAMPLE", "LIGHTSPAN_REDACT", "OTEL_SERVICE_NAME"):
+    names = ("STORE", "SAMPLE", "REDACT", "IMAGES")
+    for name in (*(f"LIGHTSPAN_{each}" for each in names), "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
     yield f"sqlite:{tmp_path / 'production.db'}"
     assert context.current_context() is None

@@ -11,6 +11,7 @@ import pytest
 
 from lightspan.schema import media, semconv as c
 from lightspan.schema.genai_attributes import StreamedAnswer, answer_attributes, request_attributes
+from lightspan.schema.images import Image
 
 PICTURE = bytes(range(256)) * 8_192
 """A picture of two megabytes."""
@@ -179,3 +180,84 @@ def test_a_refusal_is_what_was_said() -> None:
     for answer in answers:
         [message] = json.loads(str(answer_attributes(answer)[c.OUTPUT_MESSAGES]))
         assert message["parts"] == [{"type": "text", "content": "I will not."}]
+
+
+# --- the bytes of images --------------------------------------------------------------------
+SMALL = b"\x89PNG\r\n small"
+SMALL_BASE64 = base64.b64encode(SMALL).decode()
+SMALL_URL = f"data:image/png;base64,{SMALL_BASE64}"
+CHAT = {"type": "image_url", "image_url": {"url": SMALL_URL}}
+RESPONSE = {"type": "input_image", "image_url": SMALL_URL}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": SMALL_BASE64}
+MESSAGE = {"type": "image", "source": SOURCE}
+TOOL_RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [MESSAGE]}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": [RESPONSE]}
+
+
+def user(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": user(CHAT, CHAT)},
+        {"messages": [{"role": "tool", "tool_call_id": "c1", "content": [CHAT]}]},
+        {"input": user(RESPONSE)},
+        {"input": [OUTPUT]},
+        {"max_tokens": 9, "system": "Look.", "messages": user(MESSAGE)},
+        {"max_tokens": 9, "system": "Look.", "messages": user(TOOL_RESULT)},
+        {"messages": user({"type": "image", "base64": SMALL_BASE64})},
+        {"messages": user({"type": "shot", "at": SMALL_URL})},
+    ],
+    ids=["chat", "tool", "response", "output", "message", "tool result", "no type", "unknown part"],
+)
+def test_the_bytes_of_images_are_kept(body: dict[str, Any]) -> None:
+    found: dict[str, Image] = {}
+    with media.images_into(found):
+        attributes = request_attributes({"model": "m", **body})
+    image = Image.of(SMALL, "image/png")
+    assert found == {image.digest: image}
+    assert media.digests_in(attributes) == {image.digest}
+    assert request_attributes({"model": "m", **body}) == attributes  # whether kept or not
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": SMALL_BASE64, "format": "wav"}},
+        {"type": "file", "file": {"filename": "a.png", "file_data": SMALL_URL}},
+        {"type": "image_url", "image_url": {"url": "https://cdn.test/a.png"}},
+        {"type": "image_url", "image_url": {"url": "data:image/svg+xml,<svg></svg>"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}},
+        {"type": "image", "base64": base64.b64encode(b"text").decode()},
+        {"type": "video", "data": SMALL_BASE64, "media_type": "image/png"},
+    ],
+)
+def test_other_bytes_are_not_kept(part: dict[str, Any]) -> None:
+    found: dict[str, Image] = {}
+    with media.images_into(found):
+        request_attributes({"messages": user(part)})
+    assert found == {}
+
+
+def test_a_large_image_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(media, "MAX_IMAGE_BYTES", len(SMALL) - 1)
+    found: dict[str, Image] = {}
+    for _ in range(2):
+        with media.images_into(found):
+            media.reference(CHAT)
+    assert found == {}
+    digest = hashlib.sha256(SMALL).hexdigest()
+    assert caplog.messages == [f"lightspan: image {digest} has 12 bytes: it is not recorded"]
+
+
+def test_a_reference_becomes_an_image_again() -> None:
+    image = Image.of(SMALL, "image/png")
+    kept = media.reference(CHAT)
+    assert media.with_image(kept, {image.digest: image}) == CHAT
+    assert media.with_image(kept, {}) == kept
+    text = {"type": "text", "text": "a"}
+    assert media.with_image(text, {image.digest: image}) == text

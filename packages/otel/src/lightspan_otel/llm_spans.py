@@ -25,6 +25,8 @@ from lightspan.capture._globals import state
 from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, CallEnd, make_span
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
+from lightspan.schema.media import images_into
 from lightspan.schema.records import Mode
 from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanStatus, now_ns
 from lightspan.schema.token_records import CallOutcome
@@ -142,7 +144,10 @@ def read(open_span: OpenSpan, span: ReadableSpan) -> None:
         kind = kind_of(span.attributes or {})
         if kind is SpanKind.LLM:
             if not open_span.has_call:
-                _record(open_span, agent, normalized(from_otel(span)))
+                found: dict[str, Image] = {}
+                with images_into(found):
+                    call = normalized(from_otel(span))
+                _record(open_span, agent, call, found)
         elif kind in _CONTENT_ATTRIBUTES:
             open_span.content = _content(normalized(from_otel(span)), _CONTENT_ATTRIBUTES[kind])
     except Exception as error:
@@ -159,13 +164,14 @@ def _content(span: Span, keys: frozenset[str]) -> MessageContent:
     return MessageContent(attributes, span.status_message, events)
 
 
-def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
+def _record(open_span: OpenSpan, agent: AgentContext, span: Span, images: dict[str, Image]) -> None:
     """Record a model call from its span; open an attempt for it if there is none.
 
     Args:
         open_span: state of the span.
         agent: context in which the span began.
         span: the span, with translated attributes.
+        images: images in the span's messages.
     """
     root = None
     if agent.scope.is_outside:
@@ -193,6 +199,8 @@ def _record(open_span: OpenSpan, agent: AgentContext, span: Span) -> None:
         status_message=content.message,
         events=content.events,
     )
+    if agent.scope.recorder.images is not None:
+        agent.scope.recorder.images |= images
     agent.scope.recorder.add(recorded)
     if root is not None:
         root.close()

@@ -38,12 +38,14 @@ from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, CallStatus, unknown_agents
 from lightspan.schema import genai_messages
+from lightspan.schema.images import Image
 from lightspan.schema.records import Json, Mode, fingerprint
 from lightspan.schema.routing import matches
 from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
+from lightspan_tools.images import read_images
 from lightspan_tools.rollout_view import RolloutView, ViewReader, trained_rewards, view_of
 
 What = Literal["spans", "transitions", "messages", "tasks"]
@@ -72,6 +74,9 @@ class Filter:
     In messages of production it applies to each call: to the feedback or reward on the call or, if
     there is none, to the feedback on the attempt or its reward.
     """
+
+    images: bool = False
+    """Whether messages have the recorded images, as `data:` URLs, instead of references to them."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless `min_reward` is a finite number."""
@@ -227,7 +232,8 @@ async def _export(
                     left_out["rollouts of another mode or reward"] += 1
                     continue
                 paths.update(call.agent_path for call in view.episode.calls)
-                portion = list(_ROWS[what](view, only, left_out))
+                files = await read_images(store, view.episode.calls) if only.images else {}
+                portion = list(_ROWS[what](view, only, left_out, files))
                 if what == "tasks":
                     new = [task for task in portion if fingerprint(task) not in written_tasks]
                     left_out["tasks that were there already"] += len(portion) - len(new)
@@ -261,7 +267,9 @@ def _rollout_fields(view: RolloutView) -> Row:
     }
 
 
-def _span_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
+def _span_rows(
+    view: RolloutView, only: Filter, left_out: Counter[str], files: Mapping[str, Image]
+) -> Iterator[Row]:
     fields = _rollout_fields(view)
     if view.episode.late:
         left_out["late spans or records"] += view.episode.late
@@ -287,7 +295,9 @@ def _span_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Itera
         }
 
 
-def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
+def _transition_rows(
+    view: RolloutView, only: Filter, left_out: Counter[str], files: Mapping[str, Image]
+) -> Iterator[Row]:
     for entry in _entries(view, only, left_out):
         call, record = entry.call, entry.call.record
         if entry.status is CallStatus.FROZEN:
@@ -313,19 +323,23 @@ def _transition_rows(view: RolloutView, only: Filter, left_out: Counter[str]) ->
             }
 
 
-def _task_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Json]:
+def _task_rows(
+    view: RolloutView, only: Filter, left_out: Counter[str], files: Mapping[str, Image]
+) -> Iterator[Json]:
     if view.state.rollout.task is None:
         left_out["attempts whose input is not known"] += 1
     else:
         yield view.state.rollout.task
 
 
-def _message_rows(view: RolloutView, only: Filter, left_out: Counter[str]) -> Iterator[Row]:
+def _message_rows(
+    view: RolloutView, only: Filter, left_out: Counter[str], files: Mapping[str, Image]
+) -> Iterator[Row]:
     for entry in _entries(view, only, left_out):
         if not only.takes_score(view, entry.call):
             left_out["calls that scored too low, or not at all"] += 1
             continue
-        chat = chat_of(view.episode, entry.call)
+        chat = chat_of(view.episode, entry.call, files)
         if only.min_reward is not None and chat.rejection:
             left_out[f"calls {chat.rejection}"] += 1
         elif not chat.messages:
@@ -373,7 +387,8 @@ def _call_fields(view: RolloutView, entry: CallCoverage) -> Row:
     }
 
 
-_ROWS: Final[Mapping[What, Callable[[RolloutView, Filter, Counter[str]], Iterator[Json]]]] = {
+_Rows = Callable[[RolloutView, Filter, Counter[str], Mapping[str, Image]], Iterator[Json]]
+_ROWS: Final[Mapping[What, _Rows]] = {
     "spans": _span_rows,
     "transitions": _transition_rows,
     "messages": _message_rows,

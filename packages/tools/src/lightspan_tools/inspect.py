@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,7 @@ from lightspan.training.folder import RunFolder
 from lightspan.training.results import SILENT
 from lightspan.training.rewards import OWN
 from lightspan_tools.alerts import latest_step_fails, run_alerts
+from lightspan_tools.images import image_lines, read_images, references_of, write_images
 from lightspan_tools.inspect_report import (
     call_reports,
     rollout_report,
@@ -72,6 +74,7 @@ def inspect_run(
     *,
     page: Page = Page(),  # noqa: B008 - immutable
     as_json: bool = False,
+    images: Path | None = None,
 ) -> str:
     """Describe a run, one of its rollouts, or one call of the rollout.
 
@@ -81,21 +84,23 @@ def inspect_run(
         call_id: id of the call, or a unique prefix or suffix of it; None to describe the rollout.
         page: which rollouts to list in the description of a run.
         as_json: whether to return JSON (`inspect_report`) instead of text.
+        images: folder to which the images of the call are written; None for none.
 
     Raises:
+        DataError: the folder of images cannot be written.
         ConfigError: the folder holds no run.
         NotFoundError: there is no such rollout or call, or several match.
     """
     run = RunFolder(folder)
     config = run.read_config()
-    subject = asyncio.run(_read_run(run, config, rollout_id, page))
+    subject = asyncio.run(_read_run(run, config, rollout_id, call_id, page))
     if isinstance(subject, Overview):
         if as_json:
             return _json(run_report(run, config, subject, page))
         return "\n".join(_run_lines(run, config, subject, page))
     if call_id is None and not as_json:
         return "\n".join([*_rollout_lines(subject), *_reward_lines(run, subject.episode)])
-    return _describe(subject, call_id, as_json=as_json)
+    return _describe(subject, call_id, images, as_json=as_json)
 
 
 def inspect_store(
@@ -106,6 +111,7 @@ def inspect_store(
     query: Query,
     page: Page = Page(),  # noqa: B008 - immutable
     as_json: bool = False,
+    images: Path | None = None,
 ) -> str:
     """Describe the attempts of production in a store, one attempt, or one call of it.
 
@@ -117,26 +123,33 @@ def inspect_store(
         query: which attempts of the store to describe.
         page: which attempts to list in the description of the store.
         as_json: whether to return JSON (`inspect_report`) instead of text.
+        images: folder to which the images of the call are written; None for none.
 
     Raises:
+        DataError: the folder of images cannot be written.
         ConfigError: the URL names no store.
         NotFoundError: there is no such attempt or call, or several match.
     """
-    subject = asyncio.run(_read_store(url, attempt_id, query, page))
+    subject = asyncio.run(_read_store(url, attempt_id, call_id, query, page))
     if isinstance(subject, Overview):
         if as_json:
             return _json(store_report(subject, page))
         return "\n".join(_production_lines(subject, page))
-    return _describe(subject, call_id, as_json=as_json)
+    return _describe(subject, call_id, images, as_json=as_json)
 
 
-def _describe(view: RolloutView, call_id: str | None, *, as_json: bool) -> str:
+def _describe(view: RolloutView, call_id: str | None, images: Path | None, *, as_json: bool) -> str:
     """Describe a rollout or an attempt; one of its calls unless `call_id` is None."""
     if call_id is None:
         return _json(rollout_report(view)) if as_json else "\n".join(_rollout_lines(view))
     entries = view.coverage.entries
     full_id = find_id(call_id, {entry.call.call_id for entry in entries}, "call")
     choices = [entry for entry in entries if entry.call.call_id == full_id]
+    if images is not None:
+        digests = {digest for entry in choices for digest in references_of(entry.call)}
+        write_images(
+            [view.images[digest] for digest in sorted(digests & view.images.keys())], images
+        )
     if as_json:
         return _json(call_reports(view, choices))
     return "\n".join(line for entry in choices for line in _call_lines(view, entry))
@@ -147,12 +160,13 @@ def _json(report: object) -> str:
 
 
 async def _read_store(
-    url: str, attempt_id: str | None, query: Query, page: Page
+    url: str, attempt_id: str | None, call_id: str | None, query: Query, page: Page
 ) -> Overview | RolloutView:
     async with open_existing(url, read_only=True) as store:
         if attempt_id is None:
             return await production_overview(store, query, page)
-        return await _read_attempt(store, query, attempt_id)
+        view = await _read_attempt(store, query, attempt_id)
+        return await _with_images(view, store, call_id)
 
 
 async def _read_attempt(store: Store, query: Query, attempt_id: str) -> RolloutView:
@@ -192,7 +206,11 @@ def _scope_lines(overview: Overview) -> Iterator[str]:
 
 
 async def _read_run(
-    run: RunFolder, config: Mapping[str, Any], rollout_id: str | None, page: Page
+    run: RunFolder,
+    config: Mapping[str, Any],
+    rollout_id: str | None,
+    call_id: str | None,
+    page: Page,
 ) -> Overview | RolloutView:
     async with open_existing(config.get("store") or run.store_url, read_only=True) as store:
         run_id = config.get("run_id")
@@ -204,7 +222,8 @@ async def _read_run(
             if latest_step_fails(run.metrics()) is not None:
                 overview.failure = await newest_failure(store, run_id)
             return overview
-        return await _read_rollout(reader, store, run_id, rollout_id)
+        view = await _read_rollout(reader, store, run_id, rollout_id)
+        return await _with_images(view, store, call_id)
 
 
 async def _read_rollout(
@@ -215,6 +234,13 @@ async def _read_rollout(
     full_id = find_id(rollout_id, ids, "rollout")
     [view] = await reader.read(await store.rollouts([full_id]))
     return view
+
+
+async def _with_images(view: RolloutView, store: Store, call_id: str | None) -> RolloutView:
+    """Return the view with the images of the call with a part of an id; None for no images."""
+    calls = view.episode.calls if call_id is not None else ()
+    calls = [call for call in calls if str(call_id) in call.call_id]
+    return replace(view, images=await read_images(store, calls))
 
 
 def find_id(part: str, ids: Collection[str], what: str) -> str:
@@ -602,6 +628,7 @@ def _call_lines(view: RolloutView, entry: CallCoverage) -> Iterator[str]:
         )
         yield f"prompt ids {record.prompt_ids}"
         yield f"response ids {record.response_ids}"
+    yield from (f"image {line}" for line in image_lines(call, view.images))
     yield from _message_lines(call)
     yield from view.explanation_lines(call)
 

@@ -20,6 +20,7 @@ from lightspan.lightning.selection import (
     Rejection,
     classify_calls,
 )
+from lightspan.schema.images import Image
 from lightspan.schema.records import Mode, RolloutState
 from lightspan.schema.resources import routing_of
 from lightspan.schema.routing import Routing, make_routing
@@ -45,6 +46,8 @@ class RolloutView:
     """`attempt/call/choice` → explanation of the advantage."""
     mismatches: Mapping[str, str] = field(default_factory=dict)
     """`attempt/call/choice` → why the learner could not compute the call under its grammar."""
+    images: Mapping[str, Image] = field(default_factory=dict)
+    """Images of calls by digest, as far as they were read."""
 
     def explanation(self, call: Call) -> Explanation | None:
         """Return how the advantage of a call was computed; None if that was not recorded."""

@@ -22,7 +22,8 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.lightning.episode import Call, Episode, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.media import is_reference
+from lightspan.schema.images import Image
+from lightspan.schema.media import is_reference, with_image
 from lightspan.schema.records import Attempt, Json, Mode, RolloutState, RolloutSummary
 from lightspan.schema.reward import usable
 from lightspan.schema.routing import matches
@@ -221,10 +222,15 @@ class RecordedChat(NamedTuple):
     """Why fine-tuning must not imitate the call; empty if it may."""
 
 
-def chat_of(episode: Episode, call: Call) -> RecordedChat:
+def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> RecordedChat:
     """Return the chat of a call, and whether fine-tuning may imitate it, whatever its score.
 
     A call with several answers is rejected, because feedback does not say which it is for.
+
+    Args:
+        episode: the episode of the call.
+        call: the call.
+        images: digest → image to put into the messages, in place of the reference to it.
     """
     attributes: Mapping[str, Any] = {} if call.span is None else call.span.attributes
     try:
@@ -233,6 +239,9 @@ def chat_of(episode: Episode, call: Call) -> RecordedChat:
         tools = json.loads(str(attributes.get(c.TOOL_DEFINITIONS, "null")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return RecordedChat([], None, "unreadable")
+    for message in (*prompt, *answers):
+        if isinstance(parts := message.get("content"), list):
+            message["content"] = [with_image(part, images) for part in parts]
     answer = answers[call.choice :][:1]
     contents = [message.get("content") for message in (*prompt, *answers)]
     checks = {

@@ -19,6 +19,7 @@ from lightspan.capture.adapter import SUCCEEDED, SpanEnd, error_attributes
 from lightspan.capture.context import AgentContext, make_span
 from lightspan.schema import semconv
 from lightspan.schema.genai_attributes import answer_attributes, request_attributes
+from lightspan.schema.media import images_into
 from lightspan.schema.records import new_id
 from lightspan.schema.routing import Route
 from lightspan.schema.spans import SpanKind, SpanStatus
@@ -131,12 +132,13 @@ def record_call(
         return
     is_abandoned = end.attributes.get(semconv.ERROR_TYPE) in _ABANDONED
     status = SpanStatus.UNSET if is_abandoned else end.status
+    with images_into(context.scope.recorder.images):
+        content = {**request_attributes(request), **answer_attributes(answer)}
     attributes = {
         semconv.CALL_ID: new_id("call"),
         semconv.ROUTE: Route.APP.value,
         semconv.CALL_OUTCOME: _OUTCOMES.get(status, CallOutcome.CANCELLED).value,
-        **request_attributes(request),
-        **answer_attributes(answer),
+        **content,
         **description.attributes(),
         **error_attributes(end.attributes),
     }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lightspan.schema.content import without_keys
+from lightspan.schema.images import Image
+from lightspan.schema.media import digests_in
 from lightspan.schema.records import new_id
 from lightspan.schema.redaction import bounded_text, clean_text
 from lightspan.schema.spans import Span, SpanKind, now_ns
@@ -32,6 +34,8 @@ class Recorder:
         self.lost_calls: list[tuple[str, int, str]] = []
         """The calls that the gateway did not answer and the app has not repeated: agent path and
         body, end in nanoseconds since the epoch, error."""
+        self.images: dict[str, Image] | None = {} if self.keeps else None
+        """The images of the attempt's calls (`images_into`); None if they are not kept."""
         self._limit = limit
         self._spans: list[Span] = []
         self._capture_errors: list[str] = []
@@ -108,6 +112,12 @@ class Recorder:
     def spans(self) -> list[Span]:
         """The spans added since the last drain."""
         return list(self._spans)
+
+    def images_of(self, spans: Sequence[Span]) -> list[Image]:
+        """Return the images to which spans refer, as far as they are kept."""
+        found = dict(self.images or {})
+        digests = {digest for span in spans if found for digest in digests_in(span.attributes)}
+        return [found[digest] for digest in sorted(digests & found.keys())]
 
     def drain(self) -> list[Span]:
         """Return the spans added since the last drain."""

@@ -46,6 +46,7 @@ from lightspan.errors import EngineError
 from lightspan.schema import genai_attributes, semconv as c
 from lightspan.schema.genai_attributes import ANSWER_FIELDS
 from lightspan.schema.genai_messages import MAPPING
+from lightspan.schema.media import images_into
 from lightspan.schema.records import Mode
 from lightspan.schema.redaction import add_client_key
 from lightspan.schema.routing import Route, Target, split_path
@@ -550,7 +551,8 @@ class SdkCall:
     def guarded(self, function: Callable[..., None], *values: Any) -> None:
         """Call `function`; if it raises, record a capture error and return."""
         try:
-            function(*values)
+            with images_into(self.context.scope.recorder.images):
+                function(*values)
         except Exception as error:
             self.add_capture_error("recorded", error)
             self._close()

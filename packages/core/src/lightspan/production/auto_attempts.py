@@ -48,6 +48,7 @@ class OpenAttempt(Recorder):
     def __init__(self, owner: OpenAttempts, *, is_call: bool) -> None:
         super().__init__(MAX_SPANS)
         self._owner = owner
+        self.images = {} if owner.options.images else None
         unique = f"{clock.now_ns():016x}{secrets.token_hex(8)}"
         self.attempt_id: Final = f"at-{unique}"
         self.rollout_id: Final = f"ro-{unique}"
@@ -94,7 +95,7 @@ class OpenAttempt(Recorder):
         if redacted is not None:
             super().add(redacted)
         if self._is_written:
-            writer.put(self.take, self.size)
+            self._queue()
         elif self._is_discarded:
             self.end(failed=False)
 
@@ -141,7 +142,11 @@ class OpenAttempt(Recorder):
                 return
             self.is_over = True
         self._owner.remove(self)
-        self._owner.writer.put(self.take, self.size)
+        self._queue()
+
+    def _queue(self) -> None:
+        images = sum(len(image.data) for image in list((self.images or {}).values()))
+        self._owner.writer.put(self.take, self.size + images)
 
     # --- in the writer's thread -----------------------------------------------------------
     def take(self) -> store_writer.PendingWrite:
@@ -154,8 +159,10 @@ class OpenAttempt(Recorder):
             is_late, self._is_written = self._is_written, True
             self.size = 0
         exporters.export(spans)
+        images = self.images_of(spans)
         if is_late:
-            return store_writer.PendingWrite(AttemptRef(self.attempt_id, store_writer.EPOCH), spans)
+            ref = AttemptRef(self.attempt_id, store_writer.EPOCH)
+            return store_writer.PendingWrite(ref, spans, images=images)
         errors = self.capture_errors()
         errors += [
             f"redact failed on {count} spans ({kind}): their content was dropped"
@@ -166,7 +173,7 @@ class OpenAttempt(Recorder):
         omitted = f"{self._omitted} spans were left out by redact" * bool(self._omitted)
         has_input = self.input is not None or bool(self._hook_failures)
         status, outcome = self._outcome(spans)
-        return store_writer.attempt_write(
+        write = store_writer.attempt_write(
             self.attempt_id,
             self.rollout_id,
             self._owner.options.service,
@@ -178,6 +185,7 @@ class OpenAttempt(Recorder):
             message="; ".join(filter(None, (self.input_problem, omitted))),
             capture_errors=errors,
         )
+        return write._replace(images=images)
 
     def _outcome(self, spans: list[Span]) -> tuple[AttemptStatus, Outcome]:
         if self.is_interrupted:

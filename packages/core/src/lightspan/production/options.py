@@ -14,6 +14,7 @@ from lightspan.stores import open_store
 
 STORE_VARIABLE: Final = "LIGHTSPAN_STORE"
 SAMPLE_VARIABLE: Final = "LIGHTSPAN_SAMPLE"
+IMAGES_VARIABLE: Final = "LIGHTSPAN_IMAGES"
 REDACT_VARIABLE: Final = "LIGHTSPAN_REDACT"
 SERVICE_VARIABLE: Final = "OTEL_SERVICE_NAME"
 RESOURCE_VARIABLE: Final = "OTEL_RESOURCE_ATTRIBUTES"
@@ -28,6 +29,7 @@ class RecordOptions:
     service: str
     sample: float = 1.0
     redact: Redact | str | None = None
+    images: bool = True
 
 
 def read_options(
@@ -35,14 +37,15 @@ def read_options(
     service: str | None,
     sample: float | None,
     redact: Redact | str | None,
+    images: bool | None,
 ) -> RecordOptions | None:
     """Return the options of recording, from the arguments and the environment.
 
     None if no store is given, so that nothing is to be recorded.
 
     Raises:
-        ConfigError: the store is in memory, `sample` is not from 0 to 1, or `redact` is not a
-            function or its name, or cannot be imported.
+        ConfigError: the store is in memory, `sample` is not from 0 to 1, `LIGHTSPAN_IMAGES` is not
+            0 or 1, or `redact` is not a function or its name, or cannot be imported.
     """
     url = os.fspath(store) if store is not None else os.environ.get(STORE_VARIABLE)
     if not url:
@@ -53,11 +56,15 @@ def read_options(
             "another store, such as sqlite:runs.db"
         )
     hook = redact or os.environ.get(REDACT_VARIABLE)
+    switch = os.environ.get(IMAGES_VARIABLE) or ("0" if hook else "1")
+    if switch not in ("0", "1"):
+        raise ConfigError(f"{IMAGES_VARIABLE}={switch!r}: give 1 to store images, or 0")
     return RecordOptions(
         store=open_store(url).url,  # absolute: the process may change its folder
         service=service or service_of_environment() or UNNAMED_SERVICE,
         sample=_share(sample),
         redact=find_hook(hook) if hook else None,
+        images=switch == "1" if images is None else images,
     )
 
 

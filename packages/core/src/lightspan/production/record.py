@@ -136,6 +136,7 @@ def record(
     service: str | None = None,
     sample: float | None = None,
     redact: Redact | str | None = None,
+    images: bool | None = None,
 ) -> Recording:
     """Record the agents and model calls of this process outside rollouts, until the process ends.
 
@@ -149,12 +150,16 @@ def record(
         redact: function that gets every span before it is kept or queued, or the name of such a
             function as `module:function`. The function returns the span to keep, or None to keep
             nothing. None as `redact` stands for the value of `LIGHTSPAN_REDACT`.
+        images: whether to store the images in messages of at most 20 MiB; a span has only type,
+            size and digest of an image. None for the value of `LIGHTSPAN_IMAGES`, 0 or 1. If that
+            is not set, images are stored unless there is a hook, which cannot hide a part of one.
+            Images whose reference the hook removes are never stored.
 
     Raises:
-        ConfigError: the store, `LIGHTSPAN_OTLP`, `sample` or `redact` is invalid, or the process
-            records already.
+        ConfigError: the store, `LIGHTSPAN_OTLP`, `sample`, `redact` or `LIGHTSPAN_IMAGES` is
+            invalid, or the process records already.
     """
-    options = read_options(store, service, sample, redact)
+    options = read_options(store, service, sample, redact, images)
     if options is None:
         return Recording(None)
     find_exporter()
@@ -192,7 +197,7 @@ def hold(owner: str) -> None:
     _state.holders.add(owner)
     try:
         # without the lock, since it may import the module of the hook, and so other modules
-        options = None if _state.by_environment else read_options(None, None, None, None)
+        options = None if _state.by_environment else read_options(None, None, None, None, None)
         with _state.lock:
             if _state.by_environment is None:
                 _state.by_environment = Recording(options)

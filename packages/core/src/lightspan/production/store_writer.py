@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from lightspan import errors
 from lightspan.schema import records
+from lightspan.schema.images import Image
 from lightspan.schema.spans import Span
 from lightspan.stores import open_store
 from lightspan.stores.protocol import RETRY_BACKOFF_S, Store
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS: Final = 2_000
 """Maximum number of queued attempts."""
 MAX_TEXT_SIZE: Final = 64 * 2**20
-"""Approximate maximum number of characters of text in the queue."""
+"""Approximate maximum number of characters of text and bytes of images in the queue."""
 EXIT_S: Final = 5.0
 """Maximum seconds that a process waits at its end for unwritten attempts."""
 
@@ -64,6 +65,8 @@ class PendingWrite(NamedTuple):
     claim: records.Claim | None = None
     """Rollout and attempt to start. None for late spans of an attempt that was written before."""
     report: records.Report | None = None
+    images: Sequence[Image] = ()
+    """The images to which the spans refer."""
 
 
 def attempt_write(
@@ -170,7 +173,7 @@ class StoreWriter:
 
         Args:
             take: returns the pending write; called in the writer's thread.
-            size: approximate number of characters of text in the attempt.
+            size: approximate number of characters of text and bytes of images in the attempt.
         """
         if self.is_forked:
             return
@@ -336,6 +339,8 @@ async def write_pending(store: Store, write: PendingWrite) -> None:
     """Write an attempt to an open store. The call can be repeated after an error."""
     if write.claim is not None:
         await store.start([write.claim])
+    if write.images:
+        await store.add_images(write.ref, write.images)
     for piece in _pieces(write.spans):
         await store.add_spans(write.ref, piece)
     if write.report is not None:

@@ -267,6 +267,11 @@ class AttemptRun:
         store = store or self._runner.store
         scope = self._scope
         spans, capture_errors = ([], []) if scope is None else self._recorded(scope, ending)
+        try:
+            if images := scope.recorder.images_of(spans) if scope else []:
+                await store.add_images(self.ref, images)
+        except LightspanError as error:
+            capture_errors.append(f"images could not be stored: {error}")
         report = self.claim.attempt.report(**ending._asdict(), capture_errors=capture_errors)
         for pause in _REPORT_BACKOFF_S:
             try:

@@ -7,12 +7,16 @@ whatever compares prompts compares the images too (`prompt_key`).
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 _ID_BYTES = 4
+
+MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]{1,64}")
+"""Types that an image may have."""
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):

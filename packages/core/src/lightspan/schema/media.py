@@ -1,24 +1,35 @@
 """Replace images, sounds and files in recorded messages by short references.
 
 A part of a message that is not text becomes one of OpenTelemetry's parts: a `blob` (size and digest
-of bytes in the message), a `uri`, or a `file` (id of an uploaded file).
+of bytes in the message), a `uri`, or a `file` (id of an uploaded file). `images_into` keeps the
+bytes of images.
 """
 
 from __future__ import annotations
 
 import binascii
 import hashlib
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from lightspan.schema.images import MEDIA_TYPE, Image
 from lightspan.schema.redaction import bounded_text
+
+_warn_once = cache(logging.getLogger(__name__).warning)
 
 Part = dict[str, Any]
 
 MAX_TEXT_LENGTH: Final = 1_024
 """Maximum characters of a recorded URL or file name."""
+
+MAX_IMAGE_BYTES: Final = 20 * 2**20
+"""Maximum size of a recorded image. Of a larger one, only the reference is recorded."""
 
 _MAX_OPAQUE_LENGTH: Final = 4_096
 """Maximum number of characters of base64 that count as text in a part of an unknown type. Longer
@@ -45,6 +56,25 @@ _STRICT_DATA_URL: Final = re.compile(
 )
 """Start of a `data:` URL, in a field whose text may also begin with "Data:" by chance."""
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\-\r\n]+=*\s*")
+_TYPES: Final = {b"\x89": "image/png", b"\xff": "image/jpeg", b"G": "image/gif", b"R": "image/webp"}
+"""First byte of an image whose type the message does not give → type."""
+_DIGESTS: Final = re.compile('"sha256":"([0-9a-f]{64})"')
+_found: ContextVar[dict[str, Image] | None] = ContextVar("lightspan_images", default=None)
+
+
+@contextmanager
+def images_into(found: dict[str, Image] | None) -> Iterator[None]:
+    """Add the images that become references in the `with` block to `found`, by digest."""
+    token = _found.set(found)
+    try:
+        yield
+    finally:
+        _found.reset(token)
+
+
+def digests_in(attributes: Mapping[str, Any]) -> set[str]:
+    """Return the digests in the references in a span's messages to images, sounds and files."""
+    return {digest for value in attributes.values() for digest in _DIGESTS.findall(str(value))}
 
 
 def is_media(part: Any) -> bool:
@@ -55,6 +85,18 @@ def is_media(part: Any) -> bool:
 def is_reference(part: Any) -> bool:
     """Return whether a part of a recorded message is a reference to an image, sound or file."""
     return isinstance(part, Mapping) and "modality" in part
+
+
+def with_image(part: Any, images: Mapping[str, Image]) -> Any:
+    """Return a part of a recorded message, or the image of `images` to which it refers.
+
+    The image is a part `image_url` of OpenAI's chats, with a `data:` URL.
+    """
+    image = images.get(str(part.get("sha256"))) if is_reference(part) else None
+    if image is None:
+        return part
+    data = binascii.b2a_base64(image.data, newline=False).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
 
 
 def reference(part: Mapping[str, Any]) -> Part:
@@ -76,7 +118,7 @@ def reference(part: Mapping[str, Any]) -> Part:
         common["filename"] = bounded_text(fields["filename"], MAX_TEXT_LENGTH)
     data, address = _first(fields, _BYTES), _first(fields, _ADDRESSES)
     if data or address.lower().startswith("data:"):
-        return {"type": "blob", **common, **_digest(data or address)}
+        return _blob(data or address, **common)
     if address:
         return {"type": "uri", **common, **_address(address)}
     file_id = fields.get("file_id") or (fields.get("id") if modality == "audio" else None)
@@ -107,7 +149,7 @@ def _without_bytes(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_bytes(item) for item in value]
     if isinstance(value, str) and _is_bytes(value):
-        return {"type": "blob", **_digest(value)}
+        return _blob(value)
     return value
 
 
@@ -119,19 +161,41 @@ def _is_bytes(text: str) -> bool:
     return len(set(text[:_MAX_OPAQUE_LENGTH])) >= _MIN_DISTINCT
 
 
-def _digest(text: str) -> Part:
-    """Return the size and the SHA-256 digest of the bytes in a `data:` URL or in a base64 text."""
-    digest: Part = {}
+def _blob(text: str, **fields: Any) -> Part:
+    """Return a `blob` part with size and SHA-256 digest of the bytes in a `data:` URL or base64.
+
+    Args:
+        text: the URL or the base64 text.
+        fields: further fields of the part.
+    """
+    part: Part = {"type": "blob", **fields}
     start = _DATA_URL.match(text)
     if start is not None:
         if start[1]:
-            digest["mime_type"] = bounded_text(start[1], MAX_TEXT_LENGTH)
+            part["mime_type"] = bounded_text(start[1], MAX_TEXT_LENGTH)
         text = text[start.end() :]
+    is_file = start is None or "base64" in start[0].lower()
     try:
         data = binascii.a2b_base64(text)
     except ValueError:  # not base64, or truncated: the digest of the text distinguishes it
-        data = text.encode(errors="replace")
-    return {**digest, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        data, is_file = text.encode(errors="replace"), False
+    digest = hashlib.sha256(data).hexdigest()
+    part |= {"size": len(data), "sha256": digest}
+    found, media_type = _found.get(), _image_type(part, data) if is_file else ""
+    if found is not None and media_type and digest not in found:
+        if len(data) <= MAX_IMAGE_BYTES:
+            found[digest] = Image(digest=digest, media_type=media_type, data=data)
+        else:
+            _warn_once("lightspan: image %s has %d bytes: it is not recorded", digest, len(data))
+    return part
+
+
+def _image_type(part: Part, data: bytes) -> str:
+    """Return the type of the image in a `blob` part; empty if it is no image."""
+    declared, modality = str(part.get("mime_type", "")).lower(), part.get("modality")
+    if modality in ("image", None) and MEDIA_TYPE.fullmatch(declared):
+        return declared
+    return _TYPES.get(data[:1], "") if modality == "image" else ""
 
 
 def _address(url: str) -> Part:

@@ -7,14 +7,13 @@ a lock or begin a transaction, to keep locks and transactions short.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lightspan.errors import DataError
-from lightspan.schema.images import Image
+from lightspan.schema.images import MEDIA_TYPE, Image
 from lightspan.schema.records import AttemptRef, Peer, Rollout
 from lightspan.schema.reward import reward_of
 from lightspan.schema.semconv import CALL_ID, CALL_OUTCOME, REWARD_CALL_ID, is_feedback
@@ -22,7 +21,6 @@ from lightspan.schema.spans import Span, decode_span, encode_span
 from lightspan.schema.token_records import CallOutcome, TokenRecord
 from lightspan.stores.protocol import StoredCall
 
-_MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]{1,64}")
 _replace = msgspec.structs.replace
 _encoder = msgspec.msgpack.Encoder()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -155,16 +153,10 @@ def _pack_record(attempt_id: str, record: TokenRecord) -> PackedRecord:
 
 def pack_image(attempt: AttemptRef, image: Image) -> PackedImage:
     """Check an image; raise `DataError` if its digest or its type is wrong."""
-    if image.digest != Image.of(image.data, "").digest:
-        raise DataError(
-            f"image {image.digest!r:.80} cannot be stored: its {len(image.data)} bytes have another "
-            "SHA-256 digest"
-        )
-    if _MEDIA_TYPE.fullmatch(image.media_type) is None:
-        raise DataError(
-            f"image {image.digest} cannot be stored: {image.media_type!r:.80} is no type of "
-            "images, such as image/png"
-        )
+    digest, kind = Image.of(image.data, "").digest, image.media_type
+    if image.digest != digest or MEDIA_TYPE.fullmatch(kind) is None:
+        what = f"image {image.digest!r:.80} of type {kind!r:.80} cannot be stored"
+        raise DataError(f"{what}: its SHA-256 digest is {digest}, and types are such as image/png")
     return PackedImage(attempt.attempt_id, image)
 
 

@@ -153,8 +153,7 @@ class RemoteStore(OpenedStore[ServerConnection]):
 
     async def add_images(self, attempt: AttemptRef, images: Sequence[Image]) -> None:
         # one request each, because the server limits the size of a request
-        parts = [[image] for image in images] or [[]]
-        await asyncio.gather(*(self._add_images(attempt, part) for part in parts))
+        await asyncio.gather(*(self._add_images(attempt, [image]) for image in images))
 
     async def images(self, digests: Sequence[str]) -> dict[str, Image]:
         found: dict[str, Image] = {}

@@ -25,6 +25,7 @@ _APPLIES_TO: Final[Mapping[str, tuple[str, ...]]] = {
     "mode": _FILES,
     "agent": _CALLS,
     "min-reward": _FILES,
+    "images": ("messages",),
     "merge": ("model",),
     "policy": ("model",),
     "prompt": ("prompts",),
@@ -81,6 +82,13 @@ def add(commands: Any) -> None:
         metavar="R",
         help="only rollouts with at least this reward; not for the model",
     )
+    parser.add_argument(
+        "--images",
+        action="store_true",
+        help="put the recorded images into messages, as parts of OpenAI's chats with a data: URL: "
+        '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}. Without it, '
+        "messages have type, size and SHA-256 of an image",
+    )
     add_query(parser)
     parser.add_argument(
         "--merge", action="store_true", help="merge the LoRA adapter into its base; for the model"
@@ -129,6 +137,7 @@ def _write(options: argparse.Namespace) -> None:
         mode=None if options.mode is None else Mode(options.mode),
         agents=tuple(options.agent),
         min_reward=options.min_reward,
+        images=options.images,
     )
     out = options.output or sys.stdout.buffer
     if query is None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from lightspan.errors import ConfigError
 from lightspan_tools.commands._query import add_query, read_query
 from lightspan_tools.pagination import SORTS, Page
 
@@ -57,6 +58,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", help="write JSON (lightspan_tools.inspect_report)"
     )
+    parser.add_argument(
+        "--images", type=Path, metavar="FOLDER", help="write the images of CALL to a folder"
+    )
     add_query(parser)
     parser.set_defaults(run=_run)
 
@@ -65,6 +69,8 @@ def _run(options: argparse.Namespace) -> str:
     from lightspan_tools.inspect import inspect_run, inspect_store
 
     query = read_query(options, options.run_folder)
+    if options.images is not None and options.call is None:
+        raise ConfigError("--images writes the images of one call: name a rollout and a call")
     page = Page(
         sort=options.sort,
         limit=options.limit,
@@ -74,6 +80,7 @@ def _run(options: argparse.Namespace) -> str:
         is_whole=options.all,
     )
     ids = options.rollout, options.call
+    how: dict[str, Any] = {"page": page, "as_json": options.json, "images": options.images}
     if query is not None:
-        return inspect_store(options.run_folder, *ids, query=query, page=page, as_json=options.json)
-    return inspect_run(Path(options.run_folder), *ids, page=page, as_json=options.json)
+        return inspect_store(options.run_folder, *ids, query=query, **how)
+    return inspect_run(Path(options.run_folder), *ids, **how)

@@ -328,8 +328,6 @@ class SQLStore(OpenedStore[D]):
 
     async def add_images(self, attempt: records.AttemptRef, images: Sequence[Image]) -> None:
         packed = [pack_image(attempt, image) for image in images]
-        if not packed:  # no write checks that the attempt exists
-            await self.attempt(attempt.attempt_id)
         await self._write(self._opened.adding.add_images, packed)
 
     async def images(self, digests: Sequence[str]) -> dict[str, Image]:

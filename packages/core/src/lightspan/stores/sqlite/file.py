@@ -137,7 +137,7 @@ def connect_to_read(
         try:
             if retry_while_busy(lambda: _is_empty(db, path), busy_timeout_s):
                 raise NotFoundError(f"there is no store {path}: nothing was recorded there")
-            if _lacks_images(db):
+            if _read_pragma(db, "user_version") == _WITHOUT_IMAGES:
                 db.execute("CREATE TEMP TABLE images (digest, media_type, data)")
         except BaseException:
             close_reader(db, path, files)
@@ -328,7 +328,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     # SQLite opens a write-protected file for reading without an error; only a write lock raises it.
     db.execute("BEGIN IMMEDIATE")
     db.execute("ROLLBACK")
-    if is_empty or _lacks_images(db):
+    if is_empty or _read_pragma(db, "user_version") == _WITHOUT_IMAGES:
         _create_schema(db, path)
 
 
@@ -364,21 +364,16 @@ def _check_version(version: int, path: Path) -> None:
         )
 
 
-def _lacks_images(db: sqlite3.Connection) -> bool:
-    return _read_pragma(db, "user_version") == _WITHOUT_IMAGES
-
-
 def _create_schema(db: sqlite3.Connection, path: Path) -> None:
     """Create the tables that the file lacks: all of them, or those of images."""
     db.execute("BEGIN IMMEDIATE")
     with committing(db):
-        is_empty = _is_empty(db, path)
-        if is_empty or _lacks_images(db):  # else another process has created the tables meanwhile
-            for statement in schema():
-                if is_empty or "images" in statement:
-                    db.execute(statement)
-            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        is_empty = _is_empty(db, path)  # another process may have created the tables meanwhile
+        for statement in schema():
+            if is_empty or "images" in statement:
+                db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
 
 
 @contextlib.contextmanager

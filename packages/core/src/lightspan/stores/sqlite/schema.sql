@@ -106,14 +106,14 @@ CREATE TABLE peers (
 ) WITHOUT ROWID;
 
 -- Images of calls, by the SHA-256 digest of their bytes, and the attempts that have them.
-CREATE TABLE images (
+CREATE TABLE IF NOT EXISTS images (
     digest TEXT PRIMARY KEY,
     media_type TEXT NOT NULL,
     data BLOB NOT NULL
 );
-CREATE TABLE attempt_images (
+CREATE TABLE IF NOT EXISTS attempt_images (
     digest TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     PRIMARY KEY (digest, attempt)
 ) WITHOUT ROWID;
-CREATE INDEX attempt_images_by_attempt ON attempt_images (attempt);
+CREATE INDEX IF NOT EXISTS attempt_images_by_attempt ON attempt_images (attempt);
