@@ -88,6 +88,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path) -> None:
         (["--port", "70000"], "--port 70000 is no port"),
         (["--device", "tpu"], 'device=\'tpu\' is unknown: use "cpu", or "cuda" for a GPU'),
         (["--max-tokens", "0"], "--max-tokens 0 must be at least 1"),
+        (["--image-host", "https://a.example"], "'https://a.example' is not in a list of hosts"),
     ],
 )
 def test_options_are_checked_before_anything_loads(

@@ -52,6 +52,15 @@ def test_unknown_agent_is_an_error_before_the_first_update(
     assert learner.usage()["updates"] == 0
 
 
+# --- hosts of images ----------------------------------------------------------------------------
+
+
+def test_hosts_of_images_are_names(apps: Any, rl: Make, tmp_path: Path, ask: Make) -> None:
+    trainer = Trainer(rl(), folder=tmp_path / "run", image_hosts=["https://a.example"])
+    with pytest.raises(ConfigError, match=r"'https://a\.example' is not in a list of hosts"):
+        trainer.fit(apps.spell, ask(2))
+
+
 # --- data ---------------------------------------------------------------------------------------
 
 

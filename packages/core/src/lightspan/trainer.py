@@ -84,6 +84,9 @@ class Trainer:
         gateway: address of this machine on which the gateway listens, `"HOST"` or `"HOST:PORT"`. If
             the store's server is on another machine, it must be able to reach the address. None: a
             loopback address.
+        image_hosts: hosts from which the gateway fetches images whose addresses are in requests,
+            such as `["cdn.example.com"]` (`docs/guides/images.md`). None by default: such requests
+            are refused.
         ui: whether to serve a web page about the run while it trains (`lightspan ui`), at port
             8765 of this machine; a number is another port. A process of its own serves it, which
             cannot harm the run and ends with it.

@@ -13,9 +13,10 @@ from lightspan.schema.content import without_keys
 from lightspan.schema.genai_attributes import request_attributes
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.images import Image
+from lightspan.schema.media import images_into
 from lightspan.schema.records import AttemptRef
 from lightspan.schema.redaction import bounded_text
-from lightspan.schema.routing import agent_name
+from lightspan.schema.routing import Route, agent_name
 from lightspan.schema.spans import (
     Attributes,
     Span,
@@ -210,6 +211,9 @@ def call_span(
         message: error message; empty if there is no error.
     """
     session = info.session
+    is_proxied = info.target.route is Route.ENDPOINT  # else the images are read already
+    with images_into(info.images if is_proxied else None):
+        messages = request_attributes(info.body)
     request: Attributes = {
         c.CALL_ID: info.call_id,
         c.AGENT_PATH: info.agent_path,
@@ -218,7 +222,7 @@ def call_span(
         c.ROUTE: info.target.route.value,
         c.CALL_OUTCOME: outcome.value,
         c.REQUEST_HASH: info.body_hash,
-        **request_attributes(info.body),
+        **messages,
     }
     # the gateway itself keeps the conversation, and records it whole
     request.pop(c.CALL_CONTEXT, None)

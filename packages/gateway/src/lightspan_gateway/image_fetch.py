@@ -83,10 +83,7 @@ class ImageFetcher:
         for _ in range(MAX_REDIRECTS + 1):
             async with self._client().get(url, allow_redirects=False) as response:
                 if response.status in _REDIRECTS:
-                    target = self._checked(source, response.headers.get("Location", ""), url)
-                    if target.host != url.host:
-                        raise _refused(source, f"is refused: {url.host} redirects to another host")
-                    url = target
+                    url = self._checked(source, response.headers.get("Location", ""), url)
                     continue
                 if response.status >= 500 or response.status == 429:
                     raise _unreachable(source, f"it answered {response.status}")
@@ -101,7 +98,7 @@ class ImageFetcher:
         Args:
             source: the image.
             address: the URL.
-            base: URL to which `address` may be relative; None for none.
+            base: URL that redirects to `address`; None for none.
         """
         try:
             url = URL(address) if base is None else base.join(URL(address))
@@ -114,6 +111,8 @@ class ImageFetcher:
             )
         if url.user is not None or url.password is not None:
             raise _refused(source, "is refused: an address must not hold a user or a password")
+        if base is not None and url.host != base.host:
+            raise _refused(source, f"is refused: {base.host} redirects to another host")
         if not self._is_allowed(url):
             raise _refused(
                 source,

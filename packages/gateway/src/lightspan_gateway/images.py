@@ -161,25 +161,6 @@ def decode_url(source: ImageSource, limit: int) -> tuple[bytes, str]:
     return data, text
 
 
-def unchecked_images(body: Mapping[str, Any]) -> list[Image]:
-    """Return the images in a chat completions request that hold their bytes.
-
-    They are for the record of a call that an endpoint answers. An image that cannot be read is left
-    out: the endpoint decides about it.
-    """
-    images = []
-    for place in image_places(body, "image_url"):
-        try:
-            source = image_source(place.parts[place.number], place.where)
-            if is_data_url(source.url):
-                data, _ = decode_url(source, len(source.url))
-                media_type = source.url[5:].partition(";")[0]
-                images.append(Image.of(data, media_type))
-        except ApiError:
-            continue
-    return images
-
-
 # --- checks ---------------------------------------------------------------------------------
 def check_image(data: bytes, field: str, limits: ImageLimits) -> str:
     """Decode an image, and return its media type.
@@ -265,43 +246,37 @@ def _invalid(message: str, field: str) -> ApiError:
     return bad_request(message, field, INVALID_IMAGE)
 
 
-# --- images that are known already -----------------------------------------------------------
-def with_bytes(messages: Sequence[Message], images: Mapping[str, Image]) -> list[Message]:
+# --- images of recorded calls ----------------------------------------------------------------
+def with_bytes(messages: Sequence[Message], images: Mapping[str, Image]) -> list[Message] | None:
     """Return recorded messages with their images in the one form, instead of references.
 
-    A reference to an image that is not among `images` stays.
+    The result is None if an image is missing.
 
     Args:
         messages: messages of a call's span.
         images: digest → image.
     """
+    changed = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [_with_bytes(part, images) for part in content]
+            if None in parts:
+                return None
+            message = {**message, "content": parts}
+        changed.append(message)
+    return changed
 
-    def convert(part: Any) -> Any:
-        image = images.get(str(part.get("sha256"))) if isinstance(part, Mapping) else None
-        return part if image is None else _as_part(image)
 
-    return [
-        {**message, "content": [convert(part) for part in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]
-
-
-def _as_part(image: Image) -> ImagePart:
+def _with_bytes(part: Any, images: Mapping[str, Image]) -> Any:
+    """Return a part of a recorded message with its image; None if that is missing."""
+    if not is_reference(part) or part["modality"] != "image":
+        return part
+    image = images.get(str(part.get("sha256")))
+    if image is None:
+        return None
     text = binascii.b2a_base64(image.data, newline=False).decode()
     return ImagePart.of(image, f"data:{image.media_type};base64,{text}", None)
-
-
-def digests_in(messages: Sequence[Message]) -> list[str]:
-    """Return the digests of the images in recorded messages, in order."""
-    contents = [message.get("content") for message in messages]
-    parts = [part for each in contents if isinstance(each, list) for part in each]
-    return [
-        str(part["sha256"])
-        for part in parts
-        if is_reference(part) and part["modality"] == "image" and "sha256" in part
-    ]
 
 
 def without_data(images: Sequence[PromptImage]) -> tuple[PromptImage, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+from lightspan.errors import ConfigError
 
 MAX_CALL_BYTES: Final = 16 * 2**20
 """Maximum size of the body of a model call, in bytes."""
+_HOST: Final = re.compile(r"((\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,23 @@ class ImageLimits:
     """Maximum size of all images of a request that are fetched, in bytes."""
     fetch_timeout_s: float = 20.0
     """Seconds for which the images of a request may be fetched."""
+
+    def __post_init__(self) -> None:
+        """Check the hosts.
+
+        Raises:
+            ConfigError: a host is none, such as a URL.
+        """
+        for host in self.hosts:
+            if _HOST.fullmatch(host) is None:
+                raise _no_hosts(host)
+
+
+def _no_hosts(value: str) -> ConfigError:
+    return ConfigError(
+        f"image_hosts: {value!r} is not in a list of hosts, without scheme and path, such as "
+        '["cdn.example.com", "*.example.com", "127.0.0.1:8080"]'
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +85,18 @@ class GatewayLimits(ServerLimits):
     time that the recorded attempt took. Then the attempt does not repeat the recorded one."""
     compile_timeout_s: float = 10.0
     """Seconds that a grammar may take to compile."""
-    images: ImageLimits = ImageLimits()
+    images: ImageLimits = field(default_factory=ImageLimits)
     """Limits of images."""
+
+    def with_hosts(self, hosts: Sequence[str]) -> GatewayLimits:
+        """Return a copy that also fetches images from `hosts` (`ImageLimits.hosts`).
+
+        Raises:
+            ConfigError: a host is none.
+        """
+        if isinstance(hosts, str):
+            raise _no_hosts(hosts)
+        return replace(self, images=replace(self.images, hosts=(*self.images.hosts, *hosts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from aiohttp import web
 from lightspan.errors import ConfigError, NotFoundError
 from lightspan.protocols.engine import ChatTokenizer, TokenEngine
 from lightspan.schema import semconv as c
-from lightspan.schema.genai_messages import input_messages_of
 from lightspan.schema.images import Image, with_data
 from lightspan.schema.llm import LLM
+from lightspan.schema.media import digests_in
 from lightspan.schema.records import new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
@@ -40,7 +40,7 @@ from lightspan_gateway.dialects.openai_responses import ID_PREFIX, recorded_conv
 from lightspan_gateway.forks import Role
 from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
-from lightspan_gateway.images import ImageReader, digests_in, unchecked_images, with_bytes
+from lightspan_gateway.images import ImageReader, with_bytes
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.prompt_rules import agent_of_prompt
@@ -252,9 +252,7 @@ class RequestHandler:
         same = recorded or info.equal
         known = _prompt_images(same.records) if same is not None else []
         earlier = _recorded_response(info.session, info.body.get("previous_response_id"))
-        continued = (
-            [] if earlier is None else digests_in(input_messages_of(earlier.span.attributes))
-        )
+        continued = set() if earlier is None else digests_in(earlier.span.attributes)
         stored: Mapping[str, Image] = {}
         if wanted := {*known, *continued}:
             stored = await self._access.images(wanted)
@@ -270,9 +268,6 @@ class RequestHandler:
         assert llm is not None
         if parse is not parse_chat:
             raise _chat_only(info, llm, parse)
-        if self._access.log.needs_bodies:
-            images = await request_body.to_thread_if_large(info.size, unchecked_images, info.body)
-            info.images = {image.digest: image for image in images}
         key = msgspec.json.encode(llm)
         if key not in self._endpoints:
             engine = OpenAIEngine(llm)
@@ -475,6 +470,13 @@ def _conversation(
         conversation = call.conversation()
     elif recorded is not None:
         conversation = with_bytes(recorded_conversation(recorded.span), images)
+        if conversation is None:
+            raise bad_request(
+                "an image of the conversation up to the response that 'previous_response_id' names "
+                "is not in the store: send the whole conversation as 'input'",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
     if conversation is None:
         raise bad_request(
             f"there is no answered response {response_id!r} in this attempt",

@@ -12,7 +12,7 @@ from lightspan_gateway.remote_store.roles import Role
 
 _RUN_OPTIONS: Final = (
     *("device", "dtype", "api_key_env", "max_tokens"),
-    *("upstream", "upstream_key_env", "allow_upstream"),
+    *("upstream", "upstream_key_env", "allow_upstream", "image_host"),
     *("candidate", "share", "candidate_state"),
 )
 _STORE_OPTIONS: Final = (*(f"{role}_key_env" for role in Role), "without_key")
@@ -79,6 +79,13 @@ def add(commands: Any) -> None:
         default=[],
         help="an endpoint that may answer the run's frozen agents, with the key in its variable "
         "(repeatable)",
+    )
+    parser.add_argument(
+        "--image-host",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="a host from which images are fetched whose addresses are in calls (repeatable)",
     )
     group = parser.add_argument_group(
         "a candidate",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar, Final
 
@@ -295,6 +295,10 @@ class Gateway(Server):
         host: address of the interface to listen on.
         port: port; 0 for any free port.
         limits: limits and times; None for the defaults.
+        image_hosts: hosts from which images are fetched (`ImageLimits.hosts`).
+
+    Raises:
+        ConfigError: a host is none.
     """
 
     is_refused: ClassVar[Callable[[str, Any], bool]] = staticmethod(is_refused)
@@ -309,8 +313,9 @@ class Gateway(Server):
         host: str = "127.0.0.1",
         port: int = 0,
         limits: GatewayLimits | None = None,
+        image_hosts: Sequence[str] = (),
     ) -> None:
-        limits = limits or GatewayLimits()
+        limits = (limits or GatewayLimits()).with_hosts(image_hosts)
         access = TrainingAccess(
             store, store_timeout_s=limits.store_timeout_s, replay_wait_s=limits.replay_wait_s
         )

@@ -104,7 +104,8 @@ class ByteTokenizer:
 def _parts(message: Mapping[str, Any]) -> list[str | Image]:
     content = message.get("content") or ""
     parts: list[str | Image] = []
-    for part in [{"text": content}] if isinstance(content, str) else content:
+    given: list[Any] = [{"text": content}] if isinstance(content, str) else content
+    for part in given:
         if "text" in part:
             parts.append(part["text"])
             continue

@@ -20,7 +20,11 @@ MEDIA_TYPE: Final = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """An image file."""
+    """An image file, as the app sent it.
+
+    What reads the pixels takes the first frame, and turns it upright as the file's EXIF data say
+    (`PIL.ImageOps.exif_transpose`).
+    """
 
     digest: str
     """SHA-256 of `data`, in hexadecimal."""

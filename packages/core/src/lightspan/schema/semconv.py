@@ -85,7 +85,8 @@ cause is no field."""
 CONTEXT_OVERFLOW: Final = "context_length_exceeded"
 """OpenAI's error code for a prompt that is too long; runners derive the outcome from it."""
 UNSUPPORTED_CONTENT: Final = "unsupported_content"
-"""`error.type` of a rejected call with an image, a sound or a file, which no engine supports."""
+"""`error.type` of a rejected call with a sound, a file, or an image that the policy cannot get or
+see."""
 UNSUPPORTED_PARAMETER: Final = "unsupported_parameter"
 """`error.type` of a call that was rejected because of a parameter that training sets aside, and
 evaluations and `serve` refuse."""

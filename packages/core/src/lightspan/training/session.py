@@ -239,7 +239,9 @@ class Session:
     async def _serve(self) -> None:
         """Open the gateway, the runners and the judge or reward function."""
         host, port = parse_gateway_address(self.settings.gateway or "127.0.0.1")
-        gateway = load_plugin("gateway", "default")(self.store, self._engine, host=host, port=port)
+        options = {"image_hosts": hosts} if (hosts := self.settings.image_hosts) else {}
+        make = load_plugin("gateway", "default")
+        gateway = make(self.store, self._engine, host=host, port=port, **options)
         self.gateway = await self._stack.enter_async_context(gateway)
         routing = self.algorithm.routing().naming(self._app.agents or ())
         routing = routing.validating_at(self.settings.validate_temperature)

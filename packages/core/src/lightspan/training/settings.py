@@ -83,6 +83,7 @@ class TrainerSettings:
     patience_s: float = 3600.0
     reward: Scorer | Callable[..., Any] | str | None = None
     gateway: str | None = None
+    image_hosts: Sequence[str] = ()
     ui: bool | int = False
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from lightspan.training.backends import uses_base
 from lightspan.training.folder import RunFolder
 from lightspan.training.manifest import ServedRun
 from lightspan_gateway.http_server import check_port
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.serving import public_access
 from lightspan_gateway.serving.candidate.access import PREFIX
@@ -59,6 +60,8 @@ class ServeOptions:
     """Environment variable with the key of `upstream`; None for no key."""
     allow_upstream: Sequence[str] = ()
     """URLs of endpoints named in the run to which the user allows calls to be sent."""
+    image_host: Sequence[str] = ()
+    """Hosts from which images with addresses on the web are fetched."""
     candidate: Path | None = None
     """Folder of a run or model that answers a share of attempts; None for no candidate."""
     share: float | None = None
@@ -180,13 +183,15 @@ def serve(
 
     Raises:
         ConfigError: the folder is no complete run and no model, the address is unsafe, the port is
-            not available, or an endpoint of the run is not allowed (`check_upstreams`).
+            not available, a host of images is none, or an endpoint of the run is not allowed
+            (`check_upstreams`).
         ModelError: a model or adapter cannot be loaded, or has no chat template.
         EngineError: the engine failed.
     """
     options, lines = options or ServeOptions(), reporter or default_reporter()
     check_device_name(options.device)
     key, upstream = options.key(), options.upstream_endpoint()  # before minutes of loading
+    GatewayLimits().with_hosts(options.image_host)  # raises for a host that is none
     served, path = load_served(folder)
     candidate = None
     if options.candidate is None:
@@ -219,6 +224,7 @@ def serve(
                 "key": key,
                 "max_tokens": options.max_tokens,
                 "upstream": upstream,
+                "image_hosts": options.image_host,
             }
             gateway = (
                 public_access.ServingGateway(engine, served.routing, **settings)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan_gateway.access_policy import AccessPolicy, token_of
 from lightspan_gateway.api_errors import CLIENT_LEFT, ApiError, bad_request, no_model
 from lightspan_gateway.calls import CallerSession, CallInfo, CallLog, ServedCall
+from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.server import Server
 from lightspan_gateway.serving.loopback import check_local, is_loopback
 
@@ -227,16 +228,24 @@ class PublicServer(Server):
         access: the access policy.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
+        image_hosts: hosts from which images are fetched (`ImageLimits.hosts`).
 
     Raises:
-        ConfigError: other machines could reach the server and there is no key.
+        ConfigError: other machines could reach the server and there is no key, or a host is none.
     """
 
     def __init__(
-        self, engine: TokenEngine, access: PublicAccess, *, host: str = "127.0.0.1", port: int = 0
+        self,
+        engine: TokenEngine,
+        access: PublicAccess,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        image_hosts: Sequence[str] = (),
     ) -> None:
         check_open(host, access.key)
-        super().__init__(access, engine, host=host, port=port)
+        limits = GatewayLimits().with_hosts(image_hosts)
+        super().__init__(access, engine, host=host, port=port, limits=limits)
         self.usage = access.usage
 
 
@@ -253,9 +262,10 @@ class ServingGateway(PublicServer):
         max_tokens: default limit of a chat's answer in tokens; None for the rest of the context.
         upstream: the endpoint for calls of agents and models that are not served here; None refuses
             these calls. If its `model` is empty, the request's model is used.
+        image_hosts: hosts from which images are fetched (`ImageLimits.hosts`).
 
     Raises:
-        ConfigError: other machines could reach the server and there is no key.
+        ConfigError: other machines could reach the server and there is no key, or a host is none.
     """
 
     def __init__(
@@ -268,9 +278,10 @@ class ServingGateway(PublicServer):
         port: int = 0,
         max_tokens: int | None = None,
         upstream: LLM | None = None,
+        image_hosts: Sequence[str] = (),
     ) -> None:
         access = PublicAccess(routing, key=key, max_tokens=max_tokens, upstream=upstream)
-        super().__init__(engine, access, host=host, port=port)
+        super().__init__(engine, access, host=host, port=port, image_hosts=image_hosts)
 
 
 def is_name(rule: Rule) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,13 @@ class Candidate:
         )
 
     def gateway(
-        self, engine: TokenEngine, *, host: str, port: int, **settings: Any
+        self,
+        engine: TokenEngine,
+        *,
+        host: str,
+        port: int,
+        image_hosts: Sequence[str],
+        **settings: Any,
     ) -> CandidateGateway:
         """Return the server of both sides.
 
@@ -102,10 +108,13 @@ class Candidate:
             engine: the engine with the policies of both sides.
             host: address of the interface to listen on.
             port: port; 0 for any free port.
+            image_hosts: hosts from which images are fetched.
             settings: settings of `PublicAccess`.
         """
         access = CandidateAccess(self.current, self.routing, self.names, self.state, **settings)
-        return CandidateGateway(engine, access, admin=self.admin, host=host, port=port)
+        return CandidateGateway(
+            engine, access, admin=self.admin, host=host, port=port, image_hosts=image_hosts
+        )
 
     def lines(self, url: str) -> list[str]:
         """Return the lines to print at the start.

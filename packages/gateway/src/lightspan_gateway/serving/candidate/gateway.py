@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -77,6 +78,7 @@ class CandidateGateway(PublicServer):
         admin: the administrator's key; None permits no decision over HTTP.
         host: address of the interface to listen on.
         port: port; 0 for any free port.
+        image_hosts: hosts from which images are fetched.
 
     Raises:
         ConfigError: other machines could reach the server and there is no key.
@@ -90,8 +92,9 @@ class CandidateGateway(PublicServer):
         admin: Keys | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        image_hosts: Sequence[str] = (),
     ) -> None:
-        super().__init__(engine, access, host=host, port=port)
+        super().__init__(engine, access, host=host, port=port, image_hosts=image_hosts)
         self._candidate_access = access
         self._admin = admin
 
