@@ -57,8 +57,8 @@ def test_the_reader_sees_the_chart_and_the_computer_computes() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "image_url", "image_url": {"url": url}},
                 {"type": "text", "text": "What is A plus C?"},
+                {"type": "image_url", "image_url": {"url": url}},
             ],
         },
     ]
@@ -187,7 +187,7 @@ def test_demonstrations_are_repeatable_and_in_the_style_of_train() -> None:
     assert chats != demonstrations.demonstrate(40, 4)
     for chat in chats:
         rules, asked, answer = chat["messages"]
-        picture, question = asked["content"]
+        question, picture = asked["content"]
         assert rules == {"role": "system", "content": RULES}
         assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
         names = parse(question["text"]).names
@@ -225,7 +225,7 @@ def test_the_reward_of_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
         model = chat_model("m", base_url=server.url, api_key="k")
         monkeypatch.setattr(training, "_graph", lambda max_tokens: build_graph(model))
         assert [training.answer(task) for _ in range(3)] == [1.0, 0.0, 0.0]
-        url = server.requests[0].messages[1]["content"][0]["image_url"]["url"]
+        url = server.requests[0].messages[1]["content"][1]["image_url"]["url"]
     digest = hashlib.sha256(draw(task["chart"])).digest()
     assert hashlib.sha256(base64.b64decode(url.partition(",")[2])).digest() == digest
 

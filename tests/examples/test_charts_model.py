@@ -24,9 +24,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from charts_example import demonstrations, seeing_model, tasks, training
-from charts_example.app import prompt
-from charts_example.charts import draw
+from charts_example import demonstrations, seeing_model, training
 from lightspan.progress import SilentReporter
 from lightspan_examples.recipe import Imitation
 from lightspan_examples.small_model import build_tokenizer
@@ -77,7 +75,7 @@ def test_the_folder_is_that_of_an_ordinary_model(folder: Path) -> None:
     assert config.model_type == "qwen2_5_vl"
     assert tokenizer.convert_ids_to_tokens(config.image_token_id) == "<|image_pad|>"
     model = load_model(folder)
-    assert 900_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert 750_000 < sum(parameter.numel() for parameter in model.parameters()) < 850_000
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
@@ -90,19 +88,18 @@ def test_equal_seeds_give_equal_weights(folder: Path, tmp_path: Path) -> None:
 
 def test_a_chart_has_nine_tokens(folder: Path) -> None:
     tokenizer: Any = load_tokenizer(folder)
-    chart = draw(tasks.tasks("train", 1)[0]["chart"])
     chat = demonstrations.demonstrate(1, 0)[0]["messages"]
     ids, (image,) = tokenizer.render_images(chat[:-1])
     assert (image.grid, image.length) == ((6, 6), 9)
     assert tokenizer.tokenizer.decode(ids) == (
-        f"<|im_start|>system\n{chat[0]['content']}<|im_end|>\n<|im_start|>user\n<|vision_start|>"
-        f"{'<|image_pad|>' * 9}<|vision_end|>{chat[1]['content'][1]['text']}<|im_end|>\n"
+        f"<|im_start|>system\n{chat[0]['content']}<|im_end|>\n<|im_start|>user\n"
+        f"{chat[1]['content'][0]['text']}<|vision_start|>{'<|image_pad|>' * 9}<|vision_end|>"
+        "<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     whole, _ = tokenizer.render_images(chat, add_generation_prompt=False)
     assert whole[: len(ids)] == ids
     assert len(whole) - len(ids) <= training.RECIPE.max_tokens
-    assert len(prompt(chart, "")[1].content) == 2
 
 
 @pytest.mark.slow

@@ -71,14 +71,14 @@ def chat_model(
 
 
 def prompt(chart: bytes, question: str) -> list[SystemMessage | HumanMessage]:
-    """Return the reader's prompt: the rules, then the chart with the question."""
+    """Return the reader's prompt: the rules, then the question with its chart."""
     picture = {
         "type": "image",
         "mime_type": "image/png",
         "base64": base64.b64encode(chart).decode(),
     }
     asked = {"type": "text", "text": question}
-    return [SystemMessage(RULES), HumanMessage(content=[picture, asked])]
+    return [SystemMessage(RULES), HumanMessage(content=[asked, picture])]
 
 
 def build_graph(model: BaseChatModel | None = None) -> Graph:

@@ -62,8 +62,8 @@ def _chat(task: Task, rng: random.Random) -> Chat:
             {
                 "role": "user",
                 "content": [
-                    {"type": "image_url", "image_url": {"url": url}},
                     {"type": "text", "text": task["question"]},
+                    {"type": "image_url", "image_url": {"url": url}},
                 ],
             },
             {"role": "assistant", "content": write_reading(values)},
