@@ -81,6 +81,7 @@ CAPABILITIES: Final = LearnerCapabilities(
     loss_forms=("clip", "gspo", "cispo"),
     importance_levels=("token", "sequence"),
     importance_mask=True,
+    images=False,
     optimizers=("adamw",),
 )
 
@@ -200,6 +201,7 @@ class VerlLearner(Learner):
     # --- scores and steps -----------------------------------------------------------------
     def score(self, rows: Sequence[Row], which: Which = "policy") -> list[list[float]]:
         check_rows(rows, trained=False)
+        _check_images(rows)
         self._check_grammars(rows)
         scores = {index: [0.0] for index, row in enumerate(rows) if len(row.ids) == 1}
         for policy, indices in self._by_policy(rows).items():
@@ -230,6 +232,7 @@ class VerlLearner(Learner):
     ) -> dict[str, float]:
         check_rows(rows, trained=True)
         check_loss(loss, old_logprobs)
+        _check_images(rows)
         self._check_grammars(rows)
         if any(row.value_targets for row in rows):
             raise ConfigError("rows have value targets, but the verl learner has no critic")
@@ -450,6 +453,15 @@ class VerlLearner(Learner):
                     f"a row of rollout {row.rollout_id} was sampled under a grammar, which the "
                     "verl learner does not support (trainable_grammar): use the torch learner"
                 )
+
+
+def _check_images(rows: Sequence[Row]) -> None:
+    """Raise `UnsupportedError` if a row has images."""
+    if any(row.images for row in rows):
+        raise UnsupportedError(
+            "rows have images, which the verl learner cannot train on: use the embedded learner, "
+            "learner=Torch()"
+        )
 
 
 def _weights_of(model: str | Path) -> str:

@@ -91,7 +91,8 @@ class ImageLearnerSuite(LearnerTests):
             total = reference_loss(model, rows, loss, base=base)
             total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            assert learner.update(rows, loss)["loss"] == pytest.approx(float(total.detach()), abs=1e-4)
+            metrics = learner.update(rows, loss)
+            assert metrics["loss"] == pytest.approx(float(total.detach()), abs=1e-4)
         expected, moved = weights_of(model), await published(learner)
         assert distance(moved, expected) < 1e-2 * distance(expected, start)
         for name, _ in vision_parameters(model):

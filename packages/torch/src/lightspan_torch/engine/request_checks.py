@@ -15,6 +15,7 @@ def check_request(
     context: int,
     vocabulary: int,
     options: str,
+    no_images: str = "this engine takes none",
     temperatures: tuple[float, float] = (0.0, sys.float_info.max),
 ) -> int:
     """Check a generation request, and return the maximum number of tokens of its answer.
@@ -24,15 +25,22 @@ def check_request(
         context: the policy's context length, in tokens.
         vocabulary: number of ids of the policy's vocabulary.
         options: names of the engine's options that limit the context, for the error message.
+        no_images: why the policy takes no images; "" if it takes some.
         temperatures: minimum and maximum temperature. Temperature 0 is allowed in any case.
 
     Raises:
         ContextOverflowError: the prompt and one token of answer exceed the context.
         PromptRefused: a prompt id is not in the vocabulary.
-        UnsupportedError: a sampling parameter is out of range.
+        UnsupportedError: a sampling parameter is out of range, or there are images and the policy
+            takes none.
         EngineError: the prompt is empty.
     """
     prompt = request.prompt_ids
+    if request.images and no_images:
+        raise UnsupportedError(
+            f"request {request.request_id} has images, and policy {request.policy} takes none: "
+            f"{no_images}"
+        )
     if not prompt:
         raise EngineError(f"request {request.request_id} has an empty prompt")
     if len(prompt) + 1 > context:

@@ -250,9 +250,9 @@ class TransformersEngine(TokenEngine):
         self._check_usable()
         worker = self._worker(request.policy)
         state = await worker.grammar_start(request.grammar) if request.grammar else None
+        job = worker.admit(request, state, stream=stream)
         if request.images:
             await worker.prepare(request)
-        job = worker.admit(request, state, stream=stream)
         self._requests += 1
         try:
             await worker.submit(job)
@@ -387,14 +387,9 @@ class _PolicyWorker:
         """Decode the images of a request, in a thread.
 
         Raises:
-            UnsupportedError: the policy's model sees no images.
             PromptRefused: an image is damaged, or does not fit the prompt.
         """
-        if self.vision is None:
-            raise UnsupportedError(
-                f"request {request.request_id} has images, and policy {self.policy} takes none: "
-                f"{self._no_images}"
-            )
+        assert self.vision is not None, "`admit` has refused the request"
         try:
             await asyncio.to_thread(self.vision.see, request.prompt_ids, request.images)
         except DataError as error:
@@ -418,6 +413,7 @@ class _PolicyWorker:
             context=self._context,
             vocabulary=self._vocabulary,
             options="the engine's options context_length and num_blocks",
+            no_images=self._no_images,
         )
         return _Job(request, state, self.tokenizer, limit=limit, stream=stream)
 

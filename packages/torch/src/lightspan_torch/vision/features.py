@@ -164,7 +164,6 @@ class SeenPrompt:
                 offset = run.first - run.start
                 yield first - start, run, slice(first + offset, last + offset)
 
-
     def whole(self, start: int, count: int) -> int:
         """Return how many tokens from `start` to compute at once, instead of `count`.
 
