@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -172,6 +174,23 @@ async def test_what_the_tokenizer_refuses_is_a_400(store: Store) -> None:
     async with seeing(store, tokenizer=Failing()) as rig:
         status, message, _ = await refused(rig, CHAT.image(RED))
     assert (status, message) == (400, "the image is 1 pixel wide")
+
+
+def test_pillow_is_loaded_with_the_first_image() -> None:
+    code = "import sys, lightspan_gateway.training_access; print('PIL' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("orientation", [6, 0])
+async def test_photos_are_turned_upright(store: Store, orientation: int) -> None:
+    exif = pillow.Exif()
+    exif[0x0112] = orientation
+    data = image_file(size=(40, 8), kind="JPEG", exif=exif)
+    async with seeing(store) as rig:
+        assert (await post(rig, CHAT, CHAT.body(user(chat_image(data)))))[0] == 200
+        [record] = await rig.records()
+    assert record.images[0].grid == ((5, 1) if orientation == 6 else (1, 5))
 
 
 # --- limits and broken files ----------------------------------------------------------------

@@ -220,7 +220,8 @@ CHAT_REFUSED = (
 )
 RESPONSE_REFUSED = (
     "input[0].content[0] is of type 'input_image': only messages with text, calls of tools and "
-    "their outputs are understood"
+    "their outputs are understood; images ('input_image') need a policy whose model sees, such as "
+    "Qwen2.5-VL"
 )
 ADVICE = (
     "Take such parts out of what this agent sends, or leave it out of optimize= and let a model "

@@ -125,9 +125,8 @@ class CallRecorder(CallLog):
             records: the tokens that were sampled for the call.
         """
         session = info.session
-        span = await to_thread_if_large(
-            info.size, call_span, info, outcome, attributes, end, message
-        )
+        size = max(info.size, sum(len(image.data) for image in info.images.values()))
+        span = await to_thread_if_large(size, call_span, info, outcome, attributes, end, message)
         stored = StoredCall(span=span, records=[*records], epoch=session.claim.attempt.epoch)
         images = [i for i in info.images.values() if i.digest not in session.stored_images]
         task = self.background(self._write(stored, images, session))

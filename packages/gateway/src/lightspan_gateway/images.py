@@ -185,7 +185,7 @@ def check_image(data: bytes, field: str, limits: ImageLimits) -> str:
         image = _open(named, data)
         _check_size(image.size, field, limits)
         image.load()
-        ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
     except ApiError:
         raise
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
