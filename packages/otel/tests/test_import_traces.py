@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import io
 import json
@@ -18,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 import lightspan_otel as otel
 from lightspan.errors import DataError
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import AttemptStatus, Mode
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores import open_store
@@ -330,6 +332,76 @@ def test_an_error_of_langfuse(tmp_path: Path) -> None:
 def test_what_a_generation_was_given(tmp_path: Path, given: Any, chat: list[Any]) -> None:
     span = one(tmp_path, {**LANGFUSE["observations"][2], "input": given})
     assert genai_messages.input_messages_of(span.attributes) == chat
+
+
+IMAGE = Image.of(b"\x89PNG a picture", "image/png")
+ENCODED = base64.b64encode(IMAGE.data).decode()
+DATA_URL = f"data:image/png;base64,{ENCODED}"
+CHAT_PART = {"type": "image_url", "image_url": {"url": DATA_URL}}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {
+            **LANGFUSE["observations"][2],
+            "input": [{"role": "user", "content": [{"type": "text", "text": "Look"}, CHAT_PART]}],
+        },
+        {
+            **PHOENIX[2],
+            "attributes": {
+                "llm.model_name": "m",
+                "llm.input_messages.0.message.role": "user",
+                "llm.input_messages.0.message.contents.0.message_content.text": "Look",
+                "llm.input_messages.0.message.contents.1.message_content.image.image.url": DATA_URL,
+            },
+        },
+        {
+            **PHOENIX[2],
+            "attributes": {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.input.messages": json.dumps(
+                    [
+                        {
+                            "role": "user",
+                            "parts": [
+                                {"type": "text", "content": "Look"},
+                                {
+                                    "type": "blob",
+                                    "modality": "image",
+                                    "mime_type": "image/png",
+                                    "content": ENCODED,
+                                },
+                            ],
+                        }
+                    ]
+                ),
+            },
+        },
+    ],
+    ids=["langfuse", "openinference", "genai"],
+)
+def test_images_are_stored_beside_the_spans(tmp_path: Path, url: str, record: Any) -> None:
+    path = write(tmp_path / "one.jsonl", json.dumps(record))
+    for _ in range(2):
+        imported(url, path)
+    [(_, _, [span])] = asyncio.run(stored(url))
+    reference = {
+        "type": "blob",
+        "modality": "image",
+        "mime_type": "image/png",
+        "size": 14,
+        "sha256": IMAGE.digest,
+    }
+    [message] = genai_messages.input_messages_of(span.attributes)
+    assert message["content"] == [{"type": "text", "text": "Look"}, reference]
+    assert ENCODED not in str(span.attributes)
+
+    async def images() -> dict[str, Image]:
+        async with open_store(url) as store:
+            return await store.images([IMAGE.digest])
+
+    assert asyncio.run(images()) == {IMAGE.digest: IMAGE}
 
 
 def test_a_response_as_it_came(tmp_path: Path) -> None:

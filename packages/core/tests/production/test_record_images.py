@@ -52,7 +52,7 @@ def test_images_are_stored_beside_the_spans(client: openai.OpenAI, url: str) -> 
         show(client, PICTURE)
     assert stored(url) == {PICTURE.digest: PICTURE, SECOND.digest: SECOND}
     found = read_recorded(url)
-    assert [len(attempt.spans) for attempt in found] == [3, 1]
+    assert [len(attempt.spans) for attempt in found] == [4, 1]
     assert PICTURE.digest in repr(found[1].spans)
     assert [attempt.attempt.capture_errors for attempt in found] == [[], []]
 

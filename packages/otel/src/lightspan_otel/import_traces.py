@@ -22,12 +22,14 @@ from typing import IO, Any, Final, NamedTuple, cast
 
 from lightspan.errors import DataError
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
+from lightspan.schema.images import Image
+from lightspan.schema.media import images_into
 from lightspan.schema.records import AttemptStatus
 from lightspan.schema.redaction import bounded_text
 from lightspan.stores.protocol import Store
 from lightspan_otel import export_formats
 from lightspan_otel.ingest import attempts_of, store_spans, trace_of
-from lightspan_otel.normalize import normalized
+from lightspan_otel.normalize import normalized_arrival
 from lightspan_otel.otlp import Decoded, ReceivedSpan, decode_object, decode_protobuf
 
 MAX_CONCURRENT: Final = 512
@@ -388,7 +390,10 @@ def _read_records(
                 record
             ):
                 raise DataError(f"its type is {record.get('type')!r:.40}, which is not known")
-            decoded.arrivals.append(read(record, service))
+            found: dict[str, Image] = {}
+            with images_into(found):
+                arrival = read(record, service)
+            decoded.arrivals.append(arrival._replace(images=tuple(found.values())))
         except (DataError, ValueError) as error:
             decoded.refused.append(f"span {str(record.get('name'))[:80]!r}: {error}")
     return decoded
@@ -397,7 +402,8 @@ def _read_records(
 def _normalized_portion(place: str, decoded: Decoded, service: str) -> Portion:
     arrivals = []
     for arrival in decoded.arrivals:
-        span = normalized(arrival.span)
+        arrival = normalized_arrival(arrival)
+        span = arrival.span
         if not span.resource.get(SERVICE_NAME):
             span = span.replace(resource={**span.resource, SERVICE_NAME: service})
         arrivals.append(arrival._replace(span=span))

@@ -26,6 +26,7 @@ from lightspan.production.auto_attempts import task_of
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
 from lightspan.production.store_writer import attempt_write, write_pending
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import (
     Attempt,
     AttemptRef,
@@ -83,7 +84,7 @@ async def store_spans(
         StoreError: the store cannot be written; all spans may be sent again.
     """
     rejected: list[RejectedSpan] = []
-    named: defaultdict[str, list[Span]] = defaultdict(list)
+    named: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     traces: defaultdict[tuple[str, str], list[ReceivedSpan]] = defaultdict(list)
     for arrival in arrivals:
         span = arrival.span
@@ -94,16 +95,13 @@ async def store_spans(
         elif span.kind is SpanKind.REWARD and not may_reward:
             rejected.append(_rejected(span, "a reward needs a trainer's key"))
         elif span.attempt_id:
-            named[span.attempt_id].append(span)
+            named[span.attempt_id].append(arrival)
         else:
             traces[service, span.trace_id].append(arrival)
     jobs = [
-        *((spans, partial(_join, store, attempt_id, spans)) for attempt_id, spans in named.items()),
+        *((sent, partial(_join, store, attempt_id, sent)) for attempt_id, sent in named.items()),
         *(
-            (
-                [arrival.span for arrival in sent],
-                partial(_store_trace, store, service, trace_id, sent),
-            )
+            (sent, partial(_store_trace, store, service, trace_id, sent))
             for (service, trace_id), sent in traces.items()
         ),
     ]
@@ -112,9 +110,9 @@ async def store_spans(
         *(_with_slot(slots, job) for _, job in jobs), return_exceptions=True
     )
     store_error: BaseException | None = None
-    for (spans, _), result in zip(jobs, results, strict=True):
+    for (sent, _), result in zip(jobs, results, strict=True):
         if isinstance(result, _PERMANENT_ERRORS):  # one bad trace must not block the others
-            rejected += [_rejected(span, str(result)) for span in spans]
+            rejected += [_rejected(arrival.span, str(result)) for arrival in sent]
         elif isinstance(result, BaseException):
             store_error = result
     if store_error is not None:
@@ -160,7 +158,7 @@ async def _with_slot(slots: asyncio.Semaphore, job: Callable[[], Awaitable[None]
         await job()
 
 
-async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
+async def _join(store: Store, attempt_id: str, arrivals: Sequence[ReceivedSpan]) -> None:
     """Add spans to an existing attempt, and mark them as late.
 
     Late spans are never trained on, because any process may have sent them.
@@ -172,8 +170,15 @@ async def _join(store: Store, attempt_id: str, spans: Sequence[Span]) -> None:
             f"this store has no attempt {attempt_id}: spans that lightspan recorded are added only "
             "where their attempt is; record to this store with LIGHTSPAN_STORE=URL instead"
         ) from None
-    late_spans = [span.replace(rollout_id=attempt.rollout_id, late=True) for span in spans]
-    await store.add_spans(AttemptRef(attempt_id, attempt.epoch), late_spans)
+    ref = AttemptRef(attempt_id, attempt.epoch)
+    spans = [each.span.replace(rollout_id=attempt.rollout_id, late=True) for each in arrivals]
+    if images := _images_of(arrivals):
+        await store.add_images(ref, images)
+    await store.add_spans(ref, spans)
+
+
+def _images_of(arrivals: Sequence[ReceivedSpan]) -> list[Image]:
+    return list({image.digest: image for each in arrivals for image in each.images}.values())
 
 
 async def _store_trace(
@@ -197,7 +202,8 @@ async def _store_trace(
     attempt = msgspec.structs.replace(write.claim.attempt, runner_id=SENDER)
     claim = msgspec.structs.replace(write.claim, attempt=attempt)
     report = None if entry is None else write.report
-    await write_pending(store, write._replace(claim=claim, report=report))
+    images = _images_of(arrivals)
+    await write_pending(store, write._replace(claim=claim, report=report, images=images))
 
 
 def _in_attempt(span: Span, name: str, attempt_id: str, rollout_id: str) -> Span:

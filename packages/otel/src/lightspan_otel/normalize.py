@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.content import without_keys
+from lightspan.schema.media import images_into, reference
 from lightspan.schema.redaction import bounded_text, values_without_keys
 from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, clean_attributes
 from lightspan_otel.agent_names import tool_call_id, tool_name
+from lightspan_otel.otlp import ReceivedSpan
 
 INSTRUCTIONS: Final = "gen_ai.system_instructions"
 _OPENINFERENCE: Final = {
@@ -46,6 +48,14 @@ _REASONS: Final = {
 """Finish reasons of OpenTelemetry and of other providers → OpenAI's."""
 
 AttributeMap = Mapping[str, Any]
+
+
+def normalized_arrival(arrival: ReceivedSpan) -> ReceivedSpan:
+    """Return a received span with its attributes translated (`normalized`), and with its images."""
+    found = {image.digest: image for image in arrival.images}
+    with images_into(found):
+        span = normalized(arrival.span)
+    return arrival._replace(span=span, images=tuple(found.values()))
 
 
 def normalized(span: Span) -> Span:
@@ -244,6 +254,10 @@ def _split(message: dict[str, Any], parts: Sequence[dict[str, Any]]) -> list[dic
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "blob" and part.get("content"):  # the bytes, in base64
+        kinds = {"image": "image", "audio": "audio", "video": "video"}
+        kind = kinds.get(str(part.get("modality")), "file")
+        return reference({**part, "type": kind, "data": part["content"]})
     arguments = part.get("arguments")
     if part.get("type") != "tool_call" or isinstance(arguments, str):
         return part

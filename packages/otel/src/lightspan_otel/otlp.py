@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from lightspan.errors import DataError
+from lightspan.schema.images import Image
 from lightspan.schema.spans import SCHEMA_VERSION, Span
 from lightspan_otel.convert import decode_attributes, decode_span
 
@@ -44,6 +45,8 @@ class ReceivedSpan(NamedTuple):
     is_entry: bool
     """Whether the span enters its process: it has no parent, or its parent is in another process.
     """
+    images: tuple[Image, ...] = ()
+    """The images in the span's messages, which are references after `normalized_arrival`."""
 
 
 class Decoded(NamedTuple):

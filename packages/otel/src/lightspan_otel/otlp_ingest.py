@@ -15,7 +15,7 @@ from lightspan_gateway.remote_store.roles import Role
 from lightspan_gateway.request_body import unpacked
 from lightspan_gateway.store_server.responses import read_body
 from lightspan_otel.ingest import store_spans
-from lightspan_otel.normalize import normalized
+from lightspan_otel.normalize import normalized_arrival
 from lightspan_otel.otlp import (
     CONTENT_TYPES,
     PROTOBUF,
@@ -102,5 +102,5 @@ def _decoded(data: bytes, encoding: str, kind: str) -> Decoded:
         data = unpacked(data, encoding, MAX_BYTES)
     decoded = decode_request(data, kind)
     # in this thread, not the event loop: a large batch takes a second
-    arrivals = [one._replace(span=normalized(one.span)) for one in decoded.arrivals]
+    arrivals = [normalized_arrival(one) for one in decoded.arrivals]
     return decoded._replace(arrivals=arrivals)

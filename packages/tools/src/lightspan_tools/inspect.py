@@ -238,7 +238,7 @@ async def _read_rollout(
 
 async def _with_images(view: RolloutView, store: Store, call_id: str | None) -> RolloutView:
     """Return the view with the images of the call with a part of an id; None for no images."""
-    calls = view.episode.calls if call_id is not None else ()
+    calls = list(view.episode.calls) if call_id is not None else []
     calls = [call for call in calls if str(call_id) in call.call_id]
     return replace(view, images=await read_images(store, calls))
 
