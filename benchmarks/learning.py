@@ -22,11 +22,11 @@ The parts: `rl` is the recipe; `permuted` permutes the rewards within each group
 `sft` imitates the same demonstrations for as many CPU-seconds more, annealed: its rate falls to a
 twentieth over the updates that fit into them, as in the warm start (the router has none: it begins
 with a published model); `constant` is the best that one answer to everything can do; `rewriter`
-(SQL) trains one agent alone. The charts are exchanged too, after `rl` and `permuted`: each question
-is asked about another one's picture. Others compare arms with the same seeds, each against the first, which
-is the recipe: `air` (SQL) ways to use rewards on the way, `agents` (the crew) which agents learn,
-`policies` (the router) one policy behind both agents with one behind each, which are then swapped.
-What the app is for is evaluated, never a shaped reward.
+(SQL) trains one agent alone. After each training the charts are exchanged too: every question is
+asked about another one's picture. Others compare arms with the same seeds, each against the first,
+which is the recipe: `air` (SQL) ways to use rewards on the way, `agents` (the crew) which agents
+learn, `policies` (the router) one policy behind both agents with one behind each, which are then
+swapped. What the app is for is evaluated, never a shaped reward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Test the small model that sees, its warm start, and the published model in its place.
 
-The second's architecture of Qwen2.5-VL-3B-Instruct is transformers' own, with fewer and smaller layers; the
+The architecture of Qwen2.5-VL-3B-Instruct is transformers' own, with fewer and smaller layers. The
 chat template and the settings of the image processor are the published ones.
 """
 
