@@ -14,7 +14,7 @@ class Kind(NamedTuple):
 
     text: str
     """The question, with `{}` for the names of columns."""
-    count: int
+    columns: int
     """Number of columns that it names."""
     compute: Callable[[Sequence[int]], int]
     """Function from the columns' values to the answer."""

@@ -75,7 +75,7 @@ def stream(split: Split, seed: str) -> Iterator[Task]:
             colour=rng.choice(style.colours),
             background=rng.choice(style.backgrounds),
         )
-        asked = rng.sample(NAMES, KINDS[kind].count)
+        asked = rng.sample(NAMES, KINDS[kind].columns)
         question = KINDS[kind].text.format(*asked)
         answer = parse(question).answer(chart["columns"])
         assert answer is not None  # a question names columns of its chart
