@@ -29,6 +29,7 @@ from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
+from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
 from lightspan_tools.export import Filter, export_store
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.torch import TorchLearner
@@ -742,3 +743,28 @@ def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, producti
         SFT(tiny).fit(folder=tmp_path / "model")
     with pytest.raises(ConfigError, match="needs a folder"):
         SFT(tiny).fit(CHATS)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_recorded_images_are_imitated_if_the_store_has_them(tmp_path: Path, stored: bool) -> None:
+    """A recorded chat refers to its image by digest, and the store has the bytes."""
+    url, model = f"sqlite:{tmp_path / 'seen.db'}", tiny_seeing_model(tmp_path / "tiny", seed=1)
+    with (
+        ScriptedServer("red") as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        lightspan.record(url, images=stored),
+        lightspan.operation("ask"),
+    ):
+        asked: Any = image_chat(picture(), "colour?")
+        client.chat.completions.create(model="m", messages=asked)
+    sft = SFT(model, learning_rate=3e-3, epochs=2, from_store=url)
+    if not stored:
+        with pytest.raises(DataError, match="1 with images, sounds or files, of which references"):
+            sft.fit(folder=tmp_path / "model", reporter=QUIET)
+        return
+    chats = load_chats(url).chats
+    assert chats == [
+        {"messages": [*asked, {"role": "assistant", "content": "red"}]},
+    ]
+    result = sft.fit(folder=tmp_path / "model", reporter=QUIET)
+    assert (result.demonstrations, result.left_out) == (1, {})

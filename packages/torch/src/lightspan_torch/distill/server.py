@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Any, Final
 
 from lightspan.algorithms.protocol import TrainerContext
-from lightspan.errors import ConfigError, EngineError
+from lightspan.errors import ConfigError, EngineError, UnsupportedError
 from lightspan.lightning.rows import Row
 from lightspan_torch.distill.same_tokens import (
     check_ids,
@@ -112,7 +112,13 @@ class ServerTeacher(Scorer[TeacherServer]):
             ConfigError: as `check`, at the first call, or the server gives no log-probabilities of
                 prompts.
             EngineError: the server refused a request, or did not answer for `patience_s`.
+            UnsupportedError: a row has images, which the server would not get.
         """
+        if any(row.images for row in rows):
+            raise UnsupportedError(
+                f"calls have images, which the teacher {self._settings} does not read: give "
+                "Distill(teacher=) a model that takes images, not a server"
+            )
         if not self._model:
             await asyncio.to_thread(self.check)
         self._is_noted = False

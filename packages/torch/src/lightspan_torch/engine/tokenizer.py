@@ -461,8 +461,8 @@ def load_tokenizer(
         "tool_parser": tool_parser,
         "date": date,
     }
-    loaded = seeing_tokenizer(tokenizer, origin, config, **options) if sees(config) else None
-    loaded = loaded or TransformersTokenizer(tokenizer, **options)
+    seeing = seeing_tokenizer(tokenizer, origin, config, **options) if sees(config) else None
+    loaded: TransformersTokenizer = seeing or TransformersTokenizer(tokenizer, **options)
     if reason := loaded.unread_format:
         _warn_once("requests with tools are refused", reason)
     elif reason := loaded.guessed_format:

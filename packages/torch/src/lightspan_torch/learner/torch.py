@@ -608,6 +608,10 @@ class TorchLearner(Learner):
             sweep(passes.passes, self._decoder(policy, plain, passes.images), head)
             if passes.images is not None:
                 passes.images.backward()
+        if model.train_vision:  # some parts have no gradient, such as a pooling that is not used
+            for parameter in model.trainable().values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         return metrics, call_states
 
     def _check_targets(self, rows: Sequence[Row]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from lightspan.errors import DataError
 from lightspan.schema.validation import is_number
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
-from lightspan_torch.preferences.rated_calls import RatedCall
+from lightspan_torch.preferences.rated_calls import WITH_IMAGES, RatedCall
 from lightspan_torch.sft.rendering import (
     NOT_FOR_THIS_MODEL,
     Demonstration,
@@ -168,6 +168,10 @@ class Rated:
         )
         if reason:
             self.example = f" ({reason})"
+        if demo is not None and demo.images:
+            self.left_out[WITH_IMAGES] += 1
+            self.example = f" ({label} has images, from which SFT and LightningRL can learn)"
+            return None
         if demo is not None and isinstance(answer, Demonstration):
             highest = max(*demo.prompt_ids, *demo.response_ids)
             lowest = min(*demo.prompt_ids, *demo.response_ids)

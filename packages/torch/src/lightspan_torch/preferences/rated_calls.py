@@ -32,6 +32,7 @@ from lightspan.stores.protocol import Store
 from lightspan_torch.sft.rendering import Demonstration
 
 CUT_OFF: Final = "cut off"
+WITH_IMAGES: Final = "with images"
 """Reason of `chat_of` to leave out an answer that is not complete."""
 CORRECTED: Final = math.inf
 """Score of a correction, which ranks above all answers to its prompt."""
@@ -190,6 +191,7 @@ def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
         f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
         "that the app broke off": record.finish_reason is FinishReason.CANCELLED,
         "with damaged token records": not _is_whole(record),
+        WITH_IMAGES: bool(record.images),
     }
     rejection = next((reason for reason, holds in checks.items() if holds), "")
     if rejection:

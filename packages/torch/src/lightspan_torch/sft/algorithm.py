@@ -352,6 +352,7 @@ class SFT:
                 [weight > 0 for weight in row],
                 [weight / total for weight in row],
                 f"demonstration-{index}",
+                demo.images,
             )
             for index, (demo, row) in enumerate(zip(demonstrations, weights, strict=True))
         ]
@@ -391,7 +392,11 @@ def demonstrations_from(
                 continue
             if record.prompt and record.response:
                 demonstrations.append(
-                    Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids)
+                    Demonstration(
+                        prompt_ids=record.prompt_ids,
+                        response_ids=record.response_ids,
+                        images=record.images,
+                    )
                 )
     return demonstrations
 
@@ -399,10 +404,12 @@ def demonstrations_from(
 def _weights(demo: Demonstration, prompt_weight: float) -> list[float]:
     """Return the weight of each token in the loss.
 
-    The weight is 1 in answers and `prompt_weight` elsewhere. It is 0 for the first token, because
-    no token before it predicts it.
+    The weight is 1 in answers and `prompt_weight` elsewhere. It is 0 for placeholders of images,
+    and for the first token, because no token before it predicts it.
     """
     weights = [0.0, *[prompt_weight] * (len(demo.prompt_ids) - 1), *[1.0] * len(demo.response_ids)]
+    for image in demo.images:
+        weights[image.start : image.start + image.length] = [0.0] * image.length
     for start, end in demo.earlier:
         weights[start:end] = [1.0] * (end - start)
     return weights

@@ -20,6 +20,7 @@ from lightspan.algorithms.recorded_attempts import (
 from lightspan.errors import DataError
 from lightspan.lightning.selection import unknown_agents
 from lightspan.progress import Reporter
+from lightspan.schema.media import digests_in
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
 from lightspan.stores import open_existing, public_url
@@ -98,12 +99,15 @@ async def read_chats(
     """
     result = Chats()
     async for _, _, episode in read_attempts(store, query):
+        spans = [call.span for call in episode.calls if call.span is not None]
+        digests = set[str]().union(*(digests_in(span.attributes) for span in spans))
+        files = await store.images(sorted(digests)) if digests else {}
         for call in episode.calls:
             result.agents.add(call.agent_path)
             if not is_of(call, agents):
                 result.left_out["of other agents"] += 1
                 continue
-            chat, score = chat_of(episode, call), score_of(episode, call)
+            chat, score = chat_of(episode, call, files), score_of(episode, call)
             # the score last, so that `min_reward` changes no other reason
             if reason := chat.rejection or _low(score, min_reward):
                 result.left_out[reason] += 1

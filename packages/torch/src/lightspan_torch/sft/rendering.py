@@ -13,8 +13,10 @@ from lightspan.algorithms.jsonl import read_jsonl
 from lightspan.algorithms.recorded_attempts import NO_ANSWER, has_answer
 from lightspan.errors import ContextOverflowError, DataError, ModelError
 from lightspan.progress import Reporter
+from lightspan.schema.images import PromptImage
 from lightspan.schema.records import Json
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
+from lightspan_torch.vision.tokenizer import SeeingTokenizer
 
 NOT_FOR_THIS_MODEL: Final = "not for this model"
 """Reason to leave out an example that is too long, or that the chat template refuses."""
@@ -31,6 +33,8 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[tuple[int, int]] = []
     """Intervals [start, end) of `prompt_ids` that are earlier answers. They are imitated too,
     whatever `SFT.turns` is."""
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, with their bytes."""
 
 
 def render_demonstration(
@@ -65,10 +69,10 @@ def render_demonstration(
     *others, last = _answers(messages, label, turns, left_out) or [-1]
     if last < 0:
         return None
-    prompt, response = render_turn(messages[: last + 1], tools, tokenizer, label)
+    prompt, response, images = render_turn(messages[: last + 1], tools, tokenizer, label)
     earlier = []
     for place in others:
-        turn_prompt, answer = render_turn(messages[: place + 1], tools, tokenizer, label)
+        turn_prompt, answer, _ = render_turn(messages[: place + 1], tools, tokenizer, label)
         if prompt[: len(turn_prompt) + len(answer)] != turn_prompt + answer:
             raise DataError(
                 f"{label}: the chat template renders messages[{place}] "
@@ -76,7 +80,7 @@ def render_demonstration(
                 "chat of its own"
             )
         earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
-    ids = Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier)
+    ids = Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier, images=images)
     return _checked(ids, tokenizer, label)
 
 
@@ -177,14 +181,16 @@ def render_turn(
     tools: list[dict[str, Any]] | None,
     tokenizer: TransformersTokenizer,
     label: str,
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], tuple[PromptImage, ...]]:
     """Return the last message (the answer) and the messages before it (the prompt) as token ids.
 
     Returns:
-        (ids of the prompt, ids of the answer)
+        (ids of the prompt, ids of the answer, images of the prompt)
     """
-    prompt = tokenizer.render(messages[:-1], tools)
-    whole = tokenizer.render(messages, tools, add_generation_prompt=False)
+    prompt, images = _render(tokenizer, messages[:-1], tools, add_generation_prompt=True)
+    whole, all_images = _render(tokenizer, messages, tools, add_generation_prompt=False)
+    if all_images != images:
+        raise DataError(f"{label}: the answer has an image, and models of this kind write texts")
     if whole[: len(prompt)] != prompt:
         raise DataError(
             f"{label}: the chat template renders the prompt differently once the "
@@ -196,7 +202,21 @@ def render_turn(
         response = response[: ends[0] + 1]
     elif response and tokenizer.end_id is not None:  # else the model would learn never to end
         response.append(tokenizer.end_id)
-    return prompt, response
+    return prompt, response, images
+
+
+def _render(
+    tokenizer: TransformersTokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    add_generation_prompt: bool,
+) -> tuple[list[int], tuple[PromptImage, ...]]:
+    """Return the ids and the images of a chat; see `ImageTokenizer.render_images`."""
+    options = {"add_generation_prompt": add_generation_prompt}
+    if isinstance(tokenizer, SeeingTokenizer):
+        return tokenizer.render_images(messages, tools, **options)
+    return tokenizer.render(messages, tools, **options), ()
 
 
 def read_chat(demo: Any, label: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -12,13 +12,20 @@ from lightspan.errors import ModelError
 from lightspan.lightning.rows import Row
 from lightspan.progress import Reporter
 from lightspan.protocols.learner import Learner
+from lightspan.schema.images import PromptImage
 from lightspan_torch.sft.checkpoint import Progress, Unfinished, delayed_interrupt
 
 POLICY: Final = "policy"
 """Name of the fine-tuned model in its learner."""
 
 
-def training_row(ids: list[int], mask: list[bool], weights: list[float], name: str) -> Row:
+def training_row(
+    ids: list[int],
+    mask: list[bool],
+    weights: list[float],
+    name: str,
+    images: tuple[PromptImage, ...] = (),
+) -> Row:
     """Return a row of tokens for `SFTLoss`, for one sequence.
 
     Args:
@@ -26,6 +33,7 @@ def training_row(ids: list[int], mask: list[bool], weights: list[float], name: s
         mask: whether each token is in the loss.
         weights: weight of each token in the loss.
         name: id of the row.
+        images: the images among the ids, with their bytes.
     """
     size = len(ids)
     return Row(
@@ -38,6 +46,7 @@ def training_row(ids: list[int], mask: list[bool], weights: list[float], name: s
         logprobs=[0.0] * size,
         versions=[0] * size,
         temperatures=[1.0] * size,
+        images=images,
     )
 
 

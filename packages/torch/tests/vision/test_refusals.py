@@ -1,0 +1,38 @@
+"""Images where an engine or a learner takes none."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightspan import LightningRL
+from lightspan.errors import UnsupportedError
+from lightspan.protocols.engine import EngineCapabilities, GenerationRequest
+from lightspan.protocols.learner import LearnerCapabilities
+from lightspan.schema.images import Image, PromptImage
+from lightspan.schema.token_records import Sampling
+from lightspan_testing.tiny_vision import picture
+from lightspan_torch.engine.request_checks import check_request
+
+
+def test_an_engine_without_sight_refuses_images() -> None:
+    """The check that the vLLM engine uses too."""
+    data = picture()
+    digest = Image.of(data, "image/png").digest
+    image = PromptImage(digest=digest, grid=(4, 6), start=0, length=6, data=data)
+    request = GenerationRequest(
+        request_id="r1", policy="p", prompt_ids=[7] * 6, sampling=Sampling(), images=(image,)
+    )
+    with pytest.raises(UnsupportedError, match="r1 has images, and policy p takes none: this eng"):
+        check_request(request, context=100, vocabulary=10, options="")
+    assert check_request(request, context=100, vocabulary=10, options="", no_images="") == 94
+
+
+def test_a_learner_without_images_is_refused_before_a_rollout() -> None:
+    """The engine takes images, so that the learner may get rows with images."""
+    algorithm = LightningRL("model")
+    engine = EngineCapabilities(
+        exact_tokens=True, in_place_update=True, images=("default", "reader")
+    )
+    with pytest.raises(UnsupportedError, match="takes images for default, reader, which the learn"):
+        algorithm.check(engine, LearnerCapabilities(kl=True, entropy=True))
+    algorithm.check(engine, LearnerCapabilities(kl=True, entropy=True, images=True))

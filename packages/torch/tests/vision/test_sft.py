@@ -1,0 +1,68 @@
+"""Fine-tuning on chats with images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightspan.errors import DataError
+from lightspan_testing.learner_suite.rows import token_logprobs
+from lightspan_testing.tiny import tiny_model
+from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
+from lightspan_torch import SFT, Preferences
+from lightspan_torch.engine.weights import load_model
+
+
+def chat(colour: str, answer: str) -> dict[str, Any]:
+    messages = [*image_chat(picture(colour), "Which?"), {"role": "assistant", "content": answer}]
+    return {"messages": messages}
+
+
+def test_answers_to_images_of_equal_size_are_told_apart(tmp_path: Path) -> None:
+    """Two prompts have equal ids, and after the fine-tuning each has its own answer."""
+    torch.set_num_threads(1)
+    folder = tiny_seeing_model(tmp_path / "model", seed=1, hidden=32)
+    chats = [chat("red", "query"), chat("blue", "singer")]
+    sft = SFT(folder, learning_rate=1e-2, batch_size=2, epochs=30, prompt_weight=0.1)
+    result = sft.fit(chats, tmp_path / "tuned")
+    assert result.demonstrations == 2
+    assert result.losses[-1] < 0.3 * result.losses[0]
+    from collections import Counter
+
+    from lightspan_torch.engine.tokenizer import load_tokenizer
+    from lightspan_torch.sft.rendering import render_demonstration
+
+    tokenizer = load_tokenizer(tmp_path / "tuned")
+    demos = []
+    for each in chats:
+        demo = render_demonstration(each, tokenizer, "chat", "last", Counter())
+        assert demo is not None
+        demos.append(demo)
+    assert demos[0].prompt_ids == demos[1].prompt_ids
+    rows = sft._rows(demos)
+    model = load_model(tmp_path / "tuned")
+    with torch.no_grad():
+        for row, demo in zip(rows, demos, strict=True):
+            [image] = demo.images
+            run = slice(image.start, image.start + image.length)
+            assert row.weights[run] == [0.0] * image.length
+            assert not any(row.mask[run])
+            assert row.weights[1] > 0
+            own = float(token_logprobs(model, row)[len(demo.prompt_ids) :].sum())
+            assert own > -0.7  # of two answers, it takes its own
+
+
+def test_a_model_without_sight_leaves_them_out(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model", seed=1)
+    with pytest.raises(DataError, match="a part of the content is not text"):
+        SFT(folder).fit([chat("red", "query")], tmp_path / "tuned")
+
+
+def test_preferences_leave_images_out_by_name(tmp_path: Path) -> None:
+    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    example = {**chat("red", "query"), "score": 1.0}
+    with pytest.raises(DataError, match="with images"):
+        Preferences(folder).fit([example], tmp_path / "tuned")
