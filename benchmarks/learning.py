@@ -226,7 +226,6 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         constant=chart_guess,
         constant_ceiling=0.25,  # the best answer for each kind of question
         exchanged=exchanged_charts,
-        imitates=False,  # its warm start is not by SFT
     ),
     "sql": lambda: Subject(
         training="sql_example.training",

@@ -23,10 +23,9 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from charts_example import demonstrations, imitation, seeing_model, training
+from charts_example import demonstrations, seeing_model, training
 from lightspan.progress import SilentReporter
-from lightspan_examples.recipe import Imitation
-from lightspan_examples.small_model import build_tokenizer
+from lightspan_examples.warm_start import make_sft
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 
@@ -103,12 +102,16 @@ def test_a_chart_has_nine_tokens(folder: Path) -> None:
     assert len(whole) - len(ids) <= training.RECIPE.max_tokens
 
 
+def imitate(base: Path, folder: Path, count: int) -> None:
+    """Fine-tune a model as the warm start does."""
+    settings = training.SeeingImitation(demonstrations=count)
+    chats = demonstrations.demonstrate(count, 0)
+    make_sft(base, 0, settings).fit(chats, folder, reporter=SilentReporter())
+
+
 @pytest.mark.slow
 def test_the_warm_start_teaches_the_vision_part_too(folder: Path, tmp_path: Path) -> None:
-    chats = demonstrations.demonstrate(64, 0)
-    settings = Imitation(demonstrations=64, warmup_steps=1)
-    seconds = seeing_model.imitate(folder, tmp_path / "m", chats, settings, 0, SilentReporter())
-    assert seconds > 0
+    imitate(folder, tmp_path / "m", 64)
     before, after = load_model(folder), load_model(tmp_path / "m")
     changed = {
         name
@@ -156,12 +159,11 @@ def test_a_short_training(tmp_path: Path) -> None:
 
 def published_model(folder: Path) -> Path:
     """Save Qwen2.5-VL-3B-Instruct with fewer and smaller layers, and a small vocabulary."""
-    special = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    chats = demonstrations.demonstrate(50, 0)
-    tokenizer: Any = build_tokenizer(
-        chats, context=2048, special=special, template=PUBLISHED_TEMPLATE
-    )
+    seeing_model.build_model(folder, demonstrations.demonstrate(50, 0), context=2048)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = PUBLISHED_TEMPLATE
     tokenizer.save_pretrained(folder)
+    special = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     Qwen2VLImageProcessorPil(
         min_pixels=3136, max_pixels=12_845_056, patch_size=14, merge_size=2, temporal_patch_size=2
     ).save_pretrained(folder)
@@ -216,8 +218,6 @@ def test_the_published_model_trains_by_the_same_command(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
     untaught, model = tmp_path / "untaught", tmp_path / "Qwen2.5-VL-3B-Instruct"
-    chats = demonstrations.demonstrate(FEW, 0)
-    settings = Imitation(demonstrations=FEW)
-    imitation.imitate(published_model(untaught), model, chats, settings, 0, SilentReporter())
+    imitate(published_model(untaught), model, FEW)
     load_model(model, dtype=torch.bfloat16).save_pretrained(model)  # as it is published
     train(tmp_path / "run", "--model", str(model), *options)

@@ -18,11 +18,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from charts_example.imitation import imitate
 from lightspan_examples.small_model import Chat, build_tokenizer, model_config
 from lightspan_torch.engine.weights import without_bars
-
-__all__ = ["build_model", "imitate"]
 
 IMAGE: Final = "<|image_pad|>"
 VIDEO: Final = "<|video_pad|>"
@@ -69,13 +66,10 @@ def build_model(
         vocabulary: size of the tokenizer's vocabulary.
         context: maximum number of tokens of a prompt with its answer.
     """
-    tokenizer = build_tokenizer(
-        chats,
-        vocabulary=vocabulary,
-        context=context,
-        special=[IMAGE, VIDEO, BEFORE, AFTER],
-        template=CHAT_TEMPLATE,
-    )
+    texts = [_without_images(chat) for chat in chats]
+    tokenizer = build_tokenizer(texts, vocabulary=vocabulary, context=context)
+    tokenizer.add_tokens([IMAGE, VIDEO, BEFORE, AFTER], special_tokens=True)
+    tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
     processor = Qwen2VLImageProcessorPil(
         patch_size=PATCH,
@@ -139,3 +133,14 @@ def seeing_config(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
         tie_word_embeddings=True,
         **ids,
     )
+
+
+def _without_images(chat: Chat) -> Chat:
+    """Return a chat whose messages are texts, for the training of a tokenizer."""
+    messages = []
+    for message in chat["messages"]:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        messages.append({**message, "content": content})
+    return {"messages": messages}

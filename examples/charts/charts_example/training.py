@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightspan_langgraph
 from charts_example import app, charts, demonstrations, questions, tasks
@@ -28,8 +28,15 @@ TRAINED = ["reader"]
 AGENTS = lightspan_langgraph.agents(build_graph()).paths
 """All agents of the app, so that a misspelt name raises an error before training."""
 
+
+class SeeingImitation(Imitation):
+    """Settings of a warm start that teaches the model to see."""
+
+    train_vision: ClassVar[bool] = True
+
+
 RECIPE = Recipe(
-    imitation=Imitation(demonstrations=COUNT, prompt_weight=0.0),
+    imitation=SeeingImitation(demonstrations=COUNT, prompt_weight=0.0),
     steps=12,
     group_size=8,
     tasks_per_step=16,

@@ -7,7 +7,7 @@ Tokenizer and model are saved as an ordinary transformers folder, which `AutoTok
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -103,12 +103,7 @@ def model_config(tokenizer: Qwen2Tokenizer) -> Qwen2Config:
 
 
 def build_tokenizer(
-    chats: Iterable[Chat],
-    *,
-    vocabulary: int = 896,
-    context: int = 512,
-    special: Sequence[str] = (),
-    template: str = CHAT_TEMPLATE,
+    chats: Iterable[Chat], *, vocabulary: int = 896, context: int = 512
 ) -> Qwen2Tokenizer:
     """Return a byte-level BPE tokenizer trained on `chats`; it can encode any other text byte by
     byte.
@@ -119,8 +114,6 @@ def build_tokenizer(
     Args:
         vocabulary: size of the vocabulary.
         context: maximum number of tokens of a prompt with its answer.
-        special: special tokens in addition to those of ChatML.
-        template: the chat template.
     """
     empty = Qwen2Tokenizer()
     bpe = Tokenizer(models.BPE())
@@ -128,7 +121,7 @@ def build_tokenizer(
     bpe.pre_tokenizer = empty.backend_tokenizer.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[PAD, START, END, *special],
+        special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -141,9 +134,9 @@ def build_tokenizer(
         unk_token=PAD,
         eos_token=END,
         pad_token=PAD,
-        extra_special_tokens=[START, *special],
+        extra_special_tokens=[START],
         model_max_length=context,
-        chat_template=template,
+        chat_template=CHAT_TEMPLATE,
     )
 
 
@@ -155,16 +148,9 @@ def _texts(chats: Iterable[Chat]) -> Iterator[str]:
         for tool in chat.get("tools") or []:
             yield json.dumps(tool)
         for message in chat["messages"]:
-            yield f"{message['role']}\n{_text(message.get('content'))}\n"
+            yield f"{message['role']}\n{message.get('content') or ''}\n"
             for call in message.get("tool_calls") or []:
                 yield f"<tool_call>\n{json.dumps(_called(call))}\n</tool_call>"
-
-
-def _text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """Return the text of a message, without its images."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.get("text", "") for part in content)
 
 
 def _called(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,7 @@ class WarmStart:
     """Modules that generate the demonstrations. A change of their code invalidates the cache."""
     builder: str = "lightspan_examples.small_model"
     """Module whose `build_model` makes the untrained model. It is imported when it is needed, since
-    it loads torch, which runners do without. If it has `imitate`, that is called in place of `SFT`.
-    """
+    it loads torch, which runners do without: they import the training module with the app."""
 
     def __call__(
         self, cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
@@ -69,24 +68,11 @@ class WarmStart:
             vocabulary=settings.vocabulary,
             context=settings.context,
         )
-        imitate = getattr(builder, "imitate", _imitate)
-        seconds: float = imitate(base, folder, chats, settings, seed, reporter)
+        sft = make_sft(base, seed, settings)
+        result = sft.fit(chats, folder, reporter=reporter, resume=True)  # after a Ctrl-C
         shutil.rmtree(base)
-        complete.write_text(f"{seconds:.1f}")
-        return folder, seconds
-
-
-def _imitate(
-    base: Path,
-    folder: Path,
-    chats: Sequence[Mapping[str, Any]],
-    settings: Imitation,
-    seed: int,
-    reporter: Reporter,
-) -> float:
-    """Train the model of `base` on `chats`, save it in `folder`, and return the CPU-seconds."""
-    sft = make_sft(base, seed, settings)
-    return sft.fit(chats, folder, reporter=reporter, resume=True).seconds  # after a Ctrl-C
+        complete.write_text(f"{result.seconds:.1f}")
+        return folder, result.seconds
 
 
 def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None = None) -> SFT:
@@ -97,7 +83,7 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
     Args:
         updates: number of optimiser steps in place of one pass; None for one pass.
     """
-    from lightspan import SFT  # of lightspan-torch, which runners do without
+    from lightspan import SFT, Torch  # of lightspan-torch, which runners do without
 
     each = settings.demonstrations // settings.batch
     optimizer = Optimizer(
@@ -113,6 +99,7 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
         batch_size=settings.batch,
         prompt_weight=settings.prompt_weight,
         turns=settings.turns,
+        learner=Torch(train_vision=settings.train_vision),
         epochs=1.0 if updates is None else updates * settings.batch / settings.demonstrations,
         seed=seed,
     )
