@@ -9,6 +9,7 @@ from typing import Any
 
 from lightspan import APO, GEPA, LLM, PromptTemplate
 from lightspan.lightning.episode import Call, Episode, score_failure
+from lightspan.schema.images import Image
 from lightspan.schema.records import AttemptStatus, Mode, Outcome, task_id
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
@@ -51,6 +52,8 @@ class World:
         self.unscored = ""
         """Why a scorer gave no reward."""
         self.batches: list[int] = []
+        self.files: dict[str, Image] = {}
+        """Digest → image that a call shows."""
 
     async def rollouts(
         self, tasks: Sequence[Any], group_size: int, mode: Mode = Mode.TRAIN, *, resources: Any
@@ -82,6 +85,9 @@ class World:
         rewards = [each.reward for each in episodes if each.reward is not None]
         self.lowest = min([self.lowest, *rewards])
         return [score_failure(each, self.lowest) for each in episodes]
+
+    async def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        return {digest: self.files[digest] for digest in digests if digest in self.files}
 
     def record(self, kind: str, metrics: dict[str, float]) -> None:
         self.recorded.append({"kind": kind, **metrics})

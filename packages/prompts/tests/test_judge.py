@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
 import json
 import math
@@ -11,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -23,6 +25,7 @@ from lightspan.errors import BudgetError, ConfigError, EngineError
 from lightspan.lightning.answers import answer_of
 from lightspan.lightning.episode import Episode, build_episode, score_failure
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import AttemptStatus, Outcome
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus
 from lightspan.stores import open_store
@@ -35,6 +38,7 @@ from lightspan.training.rewards import (
     scored_groups,
     with_reward,
 )
+from lightspan_prompts.endpoint_client import image_digests
 from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
 from lightspan_prompts.transcript import task_text, transcript
@@ -109,6 +113,56 @@ def by_number(text: str, place: int) -> int:
 
 def judge(server: ScriptedServer, **options: Any) -> Judge:
     return Judge("More is better.", LLM(base_url=server.url, model="wise"), **options)
+
+
+# --- images ---------------------------------------------------------------------------------
+def seen(name: str, image: Image, answer: str) -> Member:
+    """Return a rollout of one call about an image."""
+    url = f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+    content = [
+        {"type": "text", "text": "Which number?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    user, said = {"role": "user", "content": content}, {"role": "assistant", "content": answer}
+    span = call(f"c{name}", [user], said, attempt=name)
+    episode = build_episode(make_attempt(name), make_rollout(name, "g"), [span], [])
+    return Member({"q": "g"}, episode)
+
+
+async def test_a_judge_sees_each_image_once_after_the_text(script: Any) -> None:
+    """Two rollouts share an image, the third has one whose bytes are not stored."""
+    first, gone = Image.of(b"\x89PNG one", "image/png"), Image.of(b"\x89PNG two", "image/png")
+    rollouts = [seen("1", first, "3"), seen("2", first, "5"), seen("3", gone, "8")]
+
+    async def images(digests: Sequence[str]) -> dict[str, Image]:
+        assert set(digests) == {first.digest, gone.digest}
+        return {first.digest: first}
+
+    def answer(asked: Request) -> str:
+        text = asked.body["messages"][0]["content"][0]["text"]
+        return str(script.gives(by_number)(SimpleNamespace(last_text=text)))
+
+    place = ScoringPosition(None, keeps=False, note=print, images=images)
+    with ScriptedServer(answer) as server:
+        async with judge(server, images=4, orders=1).opened(place) as scoring:
+            results = await scoring.score([rollouts])
+        [request] = server.requests
+    assert [each.value for each in results[0]] == [0.3, 0.5, 0.8]
+    text, name, picture = request.body["messages"][0]["content"]
+    assert text["text"].count(first.digest) == 2
+    assert name == {"type": "text", "text": f"The image with the sha256 {first.digest}:"}
+    data = base64.b64encode(first.data).decode()
+    url = f"data:image/png;base64,{data}"
+    assert picture == {"type": "image_url", "image_url": {"url": url}}
+
+
+async def test_a_judge_that_does_not_see_is_shown_digests(server: ScriptedServer) -> None:
+    image = Image.of(b"\x89PNG one", "image/png")
+    [[score]], _ = await scored(judge(server), [seen("1", image, "3")])
+    assert score.value == 0.3
+    content = server.requests[0].body["messages"][0]["content"]
+    assert isinstance(content, str)
+    assert image_digests(content) == [image.digest]
 
 
 # --- what it is shown -----------------------------------------------------------------------

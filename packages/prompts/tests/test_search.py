@@ -4,8 +4,10 @@ interruption, comparisons, budgets, failing models, options. `tests/trainer` has
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,8 @@ import pytest
 
 from lightspan import APO, GEPA, LLM, Price, PromptTemplate
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.records import Outcome, task_id
 from lightspan_prompts.search.candidates import read_found
 from lightspan_prompts.search.search_log import Evaluation, Reflection, SearchLog
@@ -24,6 +28,7 @@ from packages.prompts.tests.made_up import (
     TASKS,
     World,
     apo,
+    call,
     gepa,
     is_edit,
     pool,
@@ -65,6 +70,41 @@ async def test_it_finds_better_prompts(make: Make, server: ScriptedServer, tmp_p
     again = make()
     again.load_state(json.loads(json.dumps(algorithm.state())))
     assert again.resources() == algorithm.resources()
+
+
+@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("make_search", [gepa, apo])
+async def test_a_model_that_sees_is_shown_the_images(
+    make_search: Any, most: int, tmp_path: Path
+) -> None:
+    """Each rollout shows two images; the model sees at most as many as it is allowed."""
+    files = [Image.of(name, "image/png") for name in (b"one", b"two")]
+    urls = [f"data:image/png;base64,{base64.b64encode(file.data).decode()}" for file in files]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    messages = genai_messages.dump([{"role": "user", "content": parts}])
+    one = call(1, "reader", 3, 4)
+    assert one.span is not None
+    span = one.span.replace(attributes={**one.span.attributes, c.INPUT_MESSAGES: messages})
+    world = World(tmp_path, calls=[msgspec.structs.replace(one, span=span)])
+    world.files = {file.digest: file for file in files}
+    shown: list[list[Any]] = []
+
+    def answers(request: Request) -> str:
+        content = request.body["messages"][-1]["content"]
+        assert isinstance(content, str) or most
+        rest = [] if isinstance(content, str) else content[1:]
+        shown.append([part for part in rest if part["type"] == "image_url"])
+        text = content if isinstance(content, str) else content[0]["text"]
+        return reflects(replace(request, body=asked(text)))
+
+    with ScriptedServer(answers) as server:
+        await search(make_search(server, reflection_images=most), world)
+    assert any(shown) == bool(most)
+    assert all(images in ([], parts[:most]) for images in shown)
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
 
 
 async def test_equal_seeds(make: Make, tmp_path: Path) -> None:

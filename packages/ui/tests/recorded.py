@@ -39,7 +39,7 @@ SECOND: Final = 1_000_000_000
 RUN_ID: Final = "run-1"
 
 
-def call_span(attempt: Any, number: int, agent: str, question: str, answer: str) -> Span:
+def call_span(attempt: Any, number: int, agent: str, question: Any, answer: str) -> Span:
     """Return the span of a model call with its messages."""
     attributes = {
         c.CALL_ID: f"call-{attempt.attempt_id}-{number}",

@@ -46,7 +46,7 @@ def paths() -> list[str]:
         *(f"{run}/groups/group-1?step=1", f"{run}/rollouts/ro-1-0", f"{run}/export"),
         *(f"{store}/rollouts", f"{store}/rollouts/at-ro-1", f"{store}/facets", f"{store}/export"),
         *(f"{store}/rollouts/at-ro-1/spans/{1:016x}", f"{run}/rollouts/ro-1-0/calls/none"),
-        f"{store}/rollouts/at-ro-1/calls/call-at-ro-1-0",
+        *(f"{store}/rollouts/at-ro-1/calls/call-at-ro-1-0", f"{store}/images/none"),
     ]
 
 

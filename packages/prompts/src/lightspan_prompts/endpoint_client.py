@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import re
 from asyncio import sleep
 from collections.abc import Callable
 from datetime import datetime
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lightspan.capture.gateway_clients import mark_clean
 from lightspan.errors import EngineError, how_to_install
+from lightspan.schema.images import ImageReader
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import clean_text
 
@@ -51,6 +54,8 @@ class EndpointClient:
         note: called with a message on long waits for rate limits.
         client: OpenAI client that the caller closes; None to create one.
         role: what the model is called in messages, such as `judge`.
+        images: returns recorded images by digest; None if the model sees none.
+        max_images: maximum number of images per request. Those that the text names first are sent.
         retry_backoff_s: seconds before the first retry; doubled before each further retry.
 
     Raises:
@@ -67,6 +72,8 @@ class EndpointClient:
         note: Callable[[str], None],
         client: openai.AsyncOpenAI | None = None,
         role: str = "reflection model",
+        images: ImageReader | None = None,
+        max_images: int = 0,
         retry_backoff_s: float = 1.0,
     ) -> None:
         try:
@@ -80,6 +87,8 @@ class EndpointClient:
         self._patience_s = patience_s
         self._note = note
         self._role = role
+        self._images = images
+        self._max_images = max_images
         self._retry_backoff_s = retry_backoff_s
         # The SDK's own retries are silent and give up on a 429 early.
         options: Any = {"max_retries": 0}
@@ -151,7 +160,7 @@ class EndpointClient:
                 pause = min(2 * pause, MAX_RETRY_BACKOFF_S)
 
     async def _ask(self, text: str) -> Answer:
-        messages: Any = [{"role": "user", "content": text}]
+        messages: Any = [{"role": "user", "content": await self._content(text)}]
         reply = await self._client.chat.completions.create(
             model=self._llm.model, messages=messages, **self._llm.sampling
         )
@@ -166,6 +175,20 @@ class EndpointClient:
             output_tokens=_count(usage, "completion_tokens"),
         )
 
+    async def _content(self, text: str) -> str | list[dict[str, Any]]:
+        """Return the text, with the images that it refers to behind it."""
+        digests = image_digests(text)[: self._max_images]
+        found = await self._images(digests) if digests and self._images is not None else {}
+        if not found:
+            return text
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        for image in (found[digest] for digest in digests if digest in found):
+            data = base64.b64encode(image.data).decode()
+            url = f"data:{image.media_type};base64,{data}"
+            content.append({"type": "text", "text": f"The image with the sha256 {image.digest}:"})
+            content.append({"type": "image_url", "image_url": {"url": url}})
+        return content
+
     @property
     def _where(self) -> str:
         return f"the {self._role} {self._llm.model} at {self._llm.base_url}"
@@ -173,6 +196,16 @@ class EndpointClient:
     def _failed(self, error: Exception, remedy: str = "") -> EngineError:
         message = str(error) or f"no complete answer within {self._timeout_s} s"
         return EngineError(f"{self._where} failed: {type(error).__name__}: {message}{remedy}")
+
+
+_REFERENCE: Final = re.compile(r'\{[^{}]*"modality": "image"[^{}]*\}')
+_DIGEST: Final = re.compile(r'"sha256": "([0-9a-f]{64})"')
+
+
+def image_digests(text: str) -> list[str]:
+    """Return the digests of the images to which a text refers (`schema.media`), each once."""
+    references = (_DIGEST.search(match[0]) for match in _REFERENCE.finditer(text))
+    return list(dict.fromkeys(match[1] for match in references if match is not None))
 
 
 def is_refusal(error: EngineError) -> bool:

@@ -57,6 +57,8 @@ class Judge:
             is shuffled, the second is its reverse, so that a linear position bias cancels.
         show: the whole `"conversation"` (messages, answers, tool results, the app's `emit_message`)
             or only the last `"answer"`.
+        images: maximum number of images of the rollouts per request, for a model that sees. With 0
+            images are named by their digests.
         name: name of the reward in the run's folder.
         concurrency: maximum concurrent requests.
         max_calls: maximum requests of the run, across restarts.
@@ -76,6 +78,7 @@ class Judge:
     together: int = 8
     orders: int = 2
     show: Literal["conversation", "answer"] = "conversation"
+    images: int = 0
     name: str = "judge"
     concurrency: int = 8
     max_calls: int | None = None
@@ -97,6 +100,7 @@ class Judge:
         for name in ("max_calls", "max_tokens"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
+        check_whole("images", self.images, 0)
         check_choice("show", self.show, ("conversation", "answer"))
         check_number("timeout_s", self.timeout_s, above=0)
         check_number("patience_s", self.patience_s, low=0)
@@ -106,7 +110,8 @@ class Judge:
         """Return the options that determine rewards, so without the address and the budgets."""
         names = ("name", "rubric", "together", "orders", "show", "seed")
         model = {"model": self.llm.model, "sampling": dict(self.llm.sampling)}
-        return {**{name: getattr(self, name) for name in names}, **model}
+        shown = {"images": self.images} if self.images else {}
+        return {**{name: getattr(self, name) for name in names}, **shown, **model}
 
     @asynccontextmanager
     async def opened(self, place: ScoringPosition) -> AsyncIterator[Scoring]:
@@ -152,6 +157,8 @@ class _OpenJudge:
             patience_s=judge.patience_s,
             note=self._note_seldom,
             role="judge",
+            images=place.images,
+            max_images=judge.images,
         )
 
     async def aclose(self) -> None:
@@ -183,7 +190,7 @@ class _OpenJudge:
 
     async def _answers(self, requests: Sequence[Ballot]) -> dict[str, _Answer]:
         """Return the answer to each request, from the log or the endpoint."""
-        keys = {ballot.prompt: _key(self._judge.llm, ballot.prompt) for ballot in requests}
+        keys = {ballot.prompt: _key(self._judge, ballot.prompt) for ballot in requests}
         for ballot in requests:
             key = keys[ballot.prompt]
             if key in self._earlier and self._is_unusable(ballot, self._judgements[key]):
@@ -322,9 +329,11 @@ def _reasons(text: str, ballot: Ballot, remark: str) -> str:
     return f"(named {letter}, compared with {len(ballot.shown) - 1} others) {remark}"
 
 
-def _key(llm: LLM, prompt: str) -> str:
+def _key(judge: Judge, prompt: str) -> str:
     """Return the key under which a request and its answer are logged."""
-    data = msgspec.json.encode([llm.model, llm.sampling, prompt], order="sorted")
+    shown = [judge.images] if judge.images else []
+    asked = [judge.llm.model, judge.llm.sampling, prompt, *shown]
+    data = msgspec.json.encode(asked, order="sorted")
     return hashlib.sha256(data).hexdigest()[:24]
 
 

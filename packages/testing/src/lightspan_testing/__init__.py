@@ -1,9 +1,10 @@
 """Conformance suites and fakes for implementations of lightspan's protocols.
 
 Each suite is a class of tests to subclass: `store_suite`, `engine_suite`, `lora_suite`,
-`chat_engine_suite`, `learner_suite`, `gateway_suite`, `adapter_suite`, `runners_suite` (with
-`sample_apps`). In place of language models there are `scripted` (an OpenAI server, with
-`scripted_responses` and `scripted_messages`), `scripted_engine`, and the random models of `tiny`.
+`image_suite`, `chat_engine_suite`, `learner_suite`, `gateway_suite`, `adapter_suite`,
+`runners_suite` (with `sample_apps`). In place of language models there are `scripted` (an OpenAI
+server, with `scripted_responses` and `scripted_messages`), `scripted_engine`, and the random models
+of `tiny` and, with images, `tiny_vision`.
 `adapter_harness` combines the scripted server and engine for adapters. `strategies` generates
 attempts for hypothesis, `attempts` reads recorded ones, and `wait` polls. `permuted_rewards` is an
 algorithm that must not learn. Submodules are imported on first use, because they need pytest, which

@@ -86,7 +86,7 @@ def tiny_seeing_model(
         The folder.
     """
     import torch
-    from transformers import AutoModelForImageTextToText
+    import transformers
 
     from lightspan_torch.engine.weights import without_bars
 
@@ -110,7 +110,8 @@ def tiny_seeing_model(
     config = _CONFIGS[family](text, tokenizer.convert_tokens_to_ids, hidden // heads)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(config)
+        make: Any = transformers.AutoModelForImageTextToText.from_config
+        model = make(config)
         for parameter in model.parameters():  # so that none are zeros or ones
             parameter.add_(0.02 * torch.randn(parameter.shape))
     with without_bars():
@@ -168,8 +169,8 @@ def image_logits(model: Any, ids: Sequence[int], images: Sequence[PromptImage]) 
         images: the images, with their bytes.
     """
     import torch
+    import transformers
     from PIL import Image, ImageOps
-    from transformers import AutoImageProcessor
 
     image_id = model.config.image_token_id
     kinds = torch.zeros(1, len(ids), dtype=torch.int64)
@@ -185,7 +186,8 @@ def image_logits(model: Any, ids: Sequence[int], images: Sequence[PromptImage]) 
                 arguments[name] = kinds
         files = [io.BytesIO(image.data) for image in images if image.first == 0]
         opened = [ImageOps.exif_transpose(Image.open(file)).convert("RGB") for file in files]
-        processor = AutoImageProcessor.from_pretrained(model.name_or_path)
+        load: Any = transformers.AutoImageProcessor.from_pretrained
+        processor = load(model.name_or_path)
         made = processor(images=[opened], return_tensors="pt")
         arguments |= {name: value for name, value in made.items() if name in known}
     layer = model.get_input_embeddings()
@@ -205,7 +207,7 @@ def image_logits(model: Any, ids: Sequence[int], images: Sequence[PromptImage]) 
 def _image_processor(family: str, max_pixels: int) -> Any:
     import transformers
 
-    name, options = {
+    sizes: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_5_vl": ("Qwen2VLImageProcessor", {"min_pixels": 784, "max_pixels": max_pixels}),
         "qwen3_vl": ("Qwen2VLImageProcessor", {"min_pixels": 784, "max_pixels": max_pixels}),
         "smolvlm": (
@@ -213,7 +215,8 @@ def _image_processor(family: str, max_pixels: int) -> Any:
             {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
         ),
         "gemma3": ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}),
-    }[family]
+    }
+    name, options = sizes[family]
     kind = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
     return kind(**options)
 
@@ -226,8 +229,9 @@ def _rope(head: int) -> dict[str, Any]:
 
 
 def _qwen2_5_vl(text: dict[str, Any], of: Any, head: int) -> Any:
-    from transformers import Qwen2_5_VLConfig
+    import transformers
 
+    config: Any = transformers.Qwen2_5_VLConfig  # type: ignore[attr-defined]
     vision = {
         "depth": 2,
         "hidden_size": 32,
@@ -237,7 +241,7 @@ def _qwen2_5_vl(text: dict[str, Any], of: Any, head: int) -> Any:
         "window_size": 56,
         "fullatt_block_indexes": [1],
     }
-    return Qwen2_5_VLConfig(
+    return config(
         text_config={**text, "rope_parameters": _rope(head)},
         vision_config=vision,
         **_qwen_ids(of),
@@ -245,8 +249,9 @@ def _qwen2_5_vl(text: dict[str, Any], of: Any, head: int) -> Any:
 
 
 def _qwen3_vl(text: dict[str, Any], of: Any, head: int) -> Any:
-    from transformers import Qwen3VLConfig
+    import transformers
 
+    config: Any = transformers.Qwen3VLConfig  # type: ignore[attr-defined]
     vision = {
         "depth": 3,
         "hidden_size": 32,
@@ -258,7 +263,7 @@ def _qwen3_vl(text: dict[str, Any], of: Any, head: int) -> Any:
         "deepstack_visual_indexes": [0, 1],
     }
     rope = {**_rope(head), "mrope_interleaved": True}
-    return Qwen3VLConfig(
+    return config(
         text_config={**text, "head_dim": head, "rope_parameters": rope},
         vision_config=vision,
         **_qwen_ids(of),
@@ -282,9 +287,10 @@ def _siglip() -> dict[str, Any]:
 
 
 def _smolvlm(text: dict[str, Any], of: Any, head: int) -> Any:
-    from transformers import SmolVLMConfig
+    import transformers
 
-    return SmolVLMConfig(
+    config: Any = transformers.SmolVLMConfig  # type: ignore[attr-defined]
+    return config(
         text_config={**text, "model_type": "llama", "head_dim": head},
         vision_config=_siglip(),
         image_token_id=of("<image>"),
@@ -294,9 +300,10 @@ def _smolvlm(text: dict[str, Any], of: Any, head: int) -> Any:
 
 
 def _gemma3(text: dict[str, Any], of: Any, head: int) -> Any:
-    from transformers import Gemma3Config
+    import transformers
 
-    return Gemma3Config(
+    config: Any = transformers.Gemma3Config  # type: ignore[attr-defined]
+    return config(
         text_config={
             **text,
             "head_dim": head,

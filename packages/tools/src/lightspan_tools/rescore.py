@@ -177,7 +177,7 @@ async def _rescore(
     scores: dict[str, Scored] = {}
     async with (
         open_existing(config.get("store") or run.store_url) as store,
-        scorer.opened(place) as scoring,
+        scorer.opened(place._replace(images=store.images)) as scoring,
     ):
         spent_before = dict(scoring.spent())
         states = [

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lightspan import LightningRL
 from lightspan.errors import UnsupportedError
-from lightspan.protocols.engine import EngineCapabilities, GenerationRequest
-from lightspan.protocols.learner import LearnerCapabilities
+from lightspan.protocols.engine import GenerationRequest
 from lightspan.schema.images import Image, PromptImage
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.tiny_vision import picture
 from lightspan_torch.engine.request_checks import check_request
+from lightspan_torch.engine.transformers import CAPABILITIES as ENGINE
+from lightspan_torch.learner.torch import CAPABILITIES as LEARNER
 
 
 def test_an_engine_without_sight_refuses_images() -> None:
@@ -30,9 +32,8 @@ def test_an_engine_without_sight_refuses_images() -> None:
 def test_a_learner_without_images_is_refused_before_a_rollout() -> None:
     """The engine takes images, so that the learner may get rows with images."""
     algorithm = LightningRL("model")
-    engine = EngineCapabilities(
-        exact_tokens=True, in_place_update=True, images=("default", "reader")
-    )
+    engine = msgspec.structs.replace(ENGINE, images=("default", "reader"))
     with pytest.raises(UnsupportedError, match="takes images for default, reader, which the learn"):
-        algorithm.check(engine, LearnerCapabilities(kl=True, entropy=True))
-    algorithm.check(engine, LearnerCapabilities(kl=True, entropy=True, images=True))
+        algorithm.check(engine, msgspec.structs.replace(LEARNER, images=False))
+    algorithm.check(engine, LEARNER)
+    algorithm.check(ENGINE, msgspec.structs.replace(LEARNER, images=False))

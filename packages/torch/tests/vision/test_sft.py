@@ -63,6 +63,6 @@ def test_a_model_without_sight_leaves_them_out(tmp_path: Path) -> None:
 
 def test_preferences_leave_images_out_by_name(tmp_path: Path) -> None:
     folder = tiny_seeing_model(tmp_path / "model", seed=1)
-    example = {**chat("red", "query"), "score": 1.0}
+    example = {**chat("red", "query"), "label": True}
     with pytest.raises(DataError, match="with images"):
         Preferences(folder).fit([example], tmp_path / "tuned")

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from lightspan.errors import ConfigError, UnsupportedError
+from lightspan.lightning.rows import Response
 from lightspan.protocols.engine import GenerationRequest
-from lightspan.protocols.learner import LoRA, Optimizer, SFTLoss
+from lightspan.protocols.learner import Critic, LoRA, Optimizer, SFTLoss
 from lightspan.schema.token_records import Sampling
 from lightspan_testing.engine_suite import generate
 from lightspan_testing.image_suite import Prompt, generate_seen
 from lightspan_testing.learner_suite import make_image_rows, reference_loss
 from lightspan_testing.learner_suite.base import BOTH_CLIPS
+from lightspan_testing.learner_suite.reference import row_logits
 from lightspan_testing.tiny import tiny_model
 from lightspan_testing.tiny_vision import (
     VISION_FAMILIES,
@@ -276,3 +278,35 @@ def test_a_wrong_path_is_refused_with_the_difference(
     row = make_image_rows(load_model(folder), tokenizer)[0]
     with pytest.raises(UnsupportedError, match="differ by"):
         TorchLearner({"writer": folder}).score([row])
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_values_are_of_the_states_after_the_images(tmp_path: Path, family: VisionFamily) -> None:
+    """A critic reads the hidden state before each call, also where ids are equal."""
+    folder = tiny_seeing_model(tmp_path, seed=2, family=family, hidden=32)
+    tokenizer = load_tokenizer(folder)
+    assert isinstance(tokenizer, SeeingTokenizer)
+    model = load_model(folder)
+    rows = []
+    for row in make_image_rows(model, tokenizer):
+        start = len(row.ids) - 3
+        rows.append(replace(row, responses=(Response(start, 3),)))
+    states: list[Any] = []
+    hook = model.get_decoder().register_forward_hook(
+        lambda module, inputs, output: states.append(output.last_hidden_state[0])
+    )
+    with torch.no_grad():
+        for row in rows:
+            row_logits(model, row)
+    hook.remove()
+    weight = torch.linspace(-1, 1, 32)
+    expected = [
+        float(state[row.responses[0].start - 1] @ weight)
+        for row, state in zip(rows, states, strict=True)
+    ]
+    for options in ({}, {"token_budget": 1}, {"share_prefixes": False}):
+        learner = TorchLearner({"writer": folder}, critic=Critic(), **options)  # type: ignore[arg-type]
+        learner._heads["writer"]._weight = weight
+        assert [value for [value] in learner.values(rows)] == pytest.approx(expected, abs=1e-4)
+    assert rows[0].ids == rows[2].ids
+    assert abs(expected[0] - expected[2]) > 1e-3

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from lightspan.errors import ConfigError, LightspanError, NotFoundError
 from lightspan.production.feedback import feedback
+from lightspan.schema.images import Image
 from lightspan.stores import public_url
 from lightspan.stores.protocol import Store
 from lightspan_tools.alerts import STEP_FAILS
@@ -231,6 +232,14 @@ class Api:
         group = group_members(catalogue, entry.group, entry.step, str(entry.summary.mode))
         shown = sorted(group, key=best_first)
         return call_detail(view, row, request.match_info["call"], tokenizer, shown)
+
+    async def image(self, request: web.Request) -> Image:
+        digest = request.match_info["digest"]
+        catalogue = await self._catalogue(self._place_of(request))
+        image = (await catalogue.store.images([digest])).get(digest)
+        if image is None:
+            raise NotFoundError(f"the store does not have the bytes of the image {digest:.100}")
+        return image
 
     async def export(self, request: web.Request) -> views.Export:
         filters = read_filters(request.query)

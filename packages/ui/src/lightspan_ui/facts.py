@@ -15,6 +15,7 @@ from lightspan.algorithms.recorded_attempts import apply_feedback, score_of_atte
 from lightspan.lightning.episode import Episode, RewardSource, build_episode
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.media import is_reference
 from lightspan.schema.records import (
     Attempt,
     AttemptStatus,
@@ -224,13 +225,24 @@ def text_of_content(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(
-            part["text"]
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-            else genai_messages.dump_json(part)
-            for part in content
-        )
+        return "".join(_text_of_part(part) for part in content)
     return genai_messages.dump_json(content)
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return "[image]" if is_image(part) else genai_messages.dump_json(part)
+
+
+def images_of(content: Any) -> list[dict[str, Any]]:
+    """Return the references to images in the content of a message, in order."""
+    return [part for part in content if is_image(part)] if isinstance(content, list) else []
+
+
+def is_image(part: Any) -> bool:
+    """Return whether a part of a message refers to the bytes of an image."""
+    return is_reference(part) and part["modality"] == "image" and "sha256" in part
 
 
 def messages_of(attributes: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

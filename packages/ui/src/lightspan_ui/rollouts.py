@@ -31,7 +31,7 @@ from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_ui import views
 from lightspan_ui.catalogue import Catalogue, task_text
 from lightspan_ui.entries import Entry
-from lightspan_ui.facts import messages_of, text_of_content, tool_text
+from lightspan_ui.facts import images_of, messages_of, text_of_content, tool_text
 from lightspan_ui.tokens import Tokenizer, token_views
 
 MAX_SPANS: Final = 5_000
@@ -245,7 +245,17 @@ def message_view(message: Mapping[str, Any], size: int) -> views.Message:
         text=text,
         thoughts=thoughts,
         tools=[tool for tool, _ in tools],
+        images=[_image(part) for part in images_of(message.get("content"))],
         is_cut=is_cut or thoughts_cut or any(tool_cut for _, tool_cut in tools),
+    )
+
+
+def _image(part: Mapping[str, Any]) -> views.MessageImage:
+    size = part.get("size")
+    return views.MessageImage(
+        digest=str(part["sha256"]),
+        media_type=str(part.get("mime_type") or ""),
+        size=size if isinstance(size, int) else 0,
     )
 
 

@@ -1,6 +1,7 @@
 """Serve the page and its API.
 
-The API is at `/api/v1`. All answers are JSON of the structs in `views`; an error is a `Problem`.
+The API is at `/api/v1`. Answers are JSON of the structs in `views`; an error is a `Problem`. Only
+images are answered as bytes, with a policy that forbids what a browser could run in them.
 `{place}` is `runs/{run}` or `stores/{store}`.
 
 | path | answer |
@@ -17,6 +18,7 @@ The API is at `/api/v1`. All answers are JSON of the structs in `views`; an erro
 | `/{place}/rollouts/{rollout or attempt}` | `RolloutDetail` |
 | `/{place}/rollouts/{rollout}/spans/{span}` | `SpanDetail` |
 | `/{place}/rollouts/{rollout}/calls/{call}` | `CallDetail` |
+| `/{place}/images/{digest}` | the bytes of an image |
 | `/{place}/export?FILTERS` | `Export` |
 | POST `/{place}/feedback` | `Rated`; only with `write` |
 | `/events` | server-sent events `change`: `{"place": "runs/x", "lines": 3, "cursor": 17}` |
@@ -53,6 +55,8 @@ from lightspan_ui.static_files import StaticFiles
 PREFIX: Final = f"{API}v1"
 SHUTDOWN_S: Final = 0.2
 """Seconds for which requests may continue while the server stops."""
+IMAGE_TYPES: Final = ("image/gif", "image/jpeg", "image/png", "image/webp")
+"""Types of images that are answered under their type. Others are answered as a file to save."""
 _PLACE: Final = "/{kind:runs|stores}/{name}"
 
 _log: Final = logging.getLogger(__name__)
@@ -117,11 +121,26 @@ class UiServer(HttpServer):
         return [
             web.get(HEALTH, _health),
             *(web.get(PREFIX + path, _json(answer)) for path, answer in reads.items()),
+            web.get(f"{PREFIX}{_PLACE}/images/{{digest}}", self._image),
             web.post(f"{PREFIX}{_PLACE}/feedback", _json(api.feedback)),
             web.get(f"{PREFIX}/events", self._changes.stream),
             web.route("*", f"{API}{{path:.*}}", _unknown),
             web.get("/{path:.*}", self._files.answer),
         ]
+
+    async def _image(self, request: web.Request) -> web.Response:
+        image = await self._api.image(request)
+        # an SVG may contain scripts, and a wrong type may hide HTML
+        is_shown = image.media_type in IMAGE_TYPES
+        return web.Response(
+            body=image.data,
+            content_type=image.media_type if is_shown else "application/octet-stream",
+            headers={
+                "Cache-Control": "private, max-age=86400, immutable",
+                "Content-Disposition": "inline" if is_shown else "attachment",
+                "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",
+            },
+        )
 
     @web.middleware
     async def _check(

@@ -387,6 +387,15 @@ class GroupDetail(View, frozen=True, kw_only=True):
     rollouts: list[GroupRollout]
 
 
+class MessageImage(View, frozen=True, kw_only=True):
+    """An image of a message. `/{place}/images/{digest}` has its bytes, if the store has them."""
+
+    digest: str
+    media_type: str
+    size: int
+    """Number of bytes."""
+
+
 class Message(View, frozen=True, kw_only=True):
     """A message of a conversation."""
 
@@ -395,6 +404,8 @@ class Message(View, frozen=True, kw_only=True):
     thoughts: str = ""
     tools: list[str] = []
     """Calls of tools: name and arguments, as one text each."""
+    images: list[MessageImage] = []
+    """The images that the text has as `[image]`, in order."""
     is_cut: bool = False
 
 

@@ -326,6 +326,14 @@ export interface GroupDetail {
   rollouts: GroupRollout[];
 }
 
+/** An image of a message. `/{place}/images/{digest}` has its bytes, if the store has them. */
+export interface MessageImage {
+  digest: string;
+  media_type: string;
+  /** Number of bytes. */
+  size: number;
+}
+
 /** A message of a conversation. */
 export interface Message {
   role: string;
@@ -333,6 +341,8 @@ export interface Message {
   thoughts: string;
   /** Calls of tools: name and arguments, as one text each. */
   tools: string[];
+  /** The images that the text has as `[image]`, in order. */
+  images: MessageImage[];
   is_cut: boolean;
 }
 

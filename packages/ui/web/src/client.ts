@@ -3,7 +3,8 @@
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import type { Problem } from "./api.js";
 
-const ROOT = "/api/v1";
+/** Beginning of the addresses of the API. */
+export const ROOT = "/api/v1";
 const SETTLE_MS = 250;
 
 /** Answer to a question to the server. `data` stays while a newer answer is awaited. */

@@ -3,10 +3,12 @@
 import { Fragment, h } from "./vendor/preact.js";
 import type { ComponentChildren } from "./vendor/preact.js";
 import { useEffect, useState } from "./vendor/hooks.js";
-import type { AlertView, Estimate, Message } from "./api.js";
+import type { AlertView, Estimate, Message, MessageImage } from "./api.js";
+import { ROOT } from "./client.js";
 import type { Asked } from "./client.js";
 import { fixed, num, plural, pretty, signed, visible } from "./format.js";
-import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
+import type { Place } from "./filters.js";
+import { OF_ONE_PAGE, go, path, useAddress, withQuery } from "./router.js";
 
 /** Set the title of the window and show the heading of a page with its way back. */
 export function Heading(props: {
@@ -256,8 +258,8 @@ export function Pager(props: { total: number; shown: number; cursor: string; nou
 }
 
 /** Show a message of a conversation. Text of models is text: nothing in it becomes an element. */
-export function MessageBox(props: { message: Message; note?: ComponentChildren }) {
-  const { role, text, thoughts, tools, is_cut } = props.message;
+export function MessageBox(props: { message: Message; place: Place; note?: ComponentChildren }) {
+  const { role, text, thoughts, tools, images, is_cut } = props.message;
   return (
     <article class={`message ${role.replace(/\W/g, "")}`}>
       <header class="row between">
@@ -271,6 +273,13 @@ export function MessageBox(props: { message: Message; note?: ComponentChildren }
         </details>
       )}
       {text && <pre>{visible(pretty(text))}</pre>}
+      {images.length > 0 && (
+        <p class="images">
+          {images.map((image, index) => (
+            <Picture image={image} place={props.place} key={index} />
+          ))}
+        </p>
+      )}
       {tools.map((call, index) => (
         <pre class="code" key={index}>
           {visible(call)}
@@ -279,6 +288,20 @@ export function MessageBox(props: { message: Message; note?: ComponentChildren }
       {!text && !thoughts && tools.length === 0 && <pre class="muted">(empty)</pre>}
       {is_cut && <p class="muted small">cut: the span's page has the rest</p>}
     </article>
+  );
+}
+
+/** Show an image as a thumbnail, or say that the store has only its digest. */
+function Picture(props: { image: MessageImage; place: Place }) {
+  const [isMissing, setMissing] = useState(false);
+  const { digest, media_type, size } = props.image;
+  const name = `${media_type || "image"}, ${size} bytes, ${digest.slice(0, 12)}`;
+  if (isMissing) return <span class="muted small">[{name}: bytes not recorded]</span>;
+  const address = ROOT + path([...props.place, "images", digest]);
+  return (
+    <a href={address} target="_blank" rel="noreferrer" title={name}>
+      <img src={address} alt={name} loading="lazy" onError={() => setMissing(true)} />
+    </a>
   );
 }
 

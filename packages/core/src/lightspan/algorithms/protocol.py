@@ -33,6 +33,7 @@ from lightspan.protocols.learner import (
     Optimizer,
     PolicyLoss,
 )
+from lightspan.schema.images import Image
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.resources import Resources
@@ -115,6 +116,10 @@ class TrainerContext(Protocol):
         It has the groups that `submit` started and `take` has not returned yet, in order of
         submission.
         """
+
+    async def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        """Return the recorded images among `digests` (`Store.images`)."""
+        ...
 
     def next_tasks(self, count: int) -> list[Json]:
         """Return the next `count` training tasks, in the order of `Algorithm.task_order`.

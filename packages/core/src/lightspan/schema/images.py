@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, Self, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,10 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
         """Return the image of a file."""
         digest = hashlib.sha256(data).hexdigest()
         return cls(digest=digest, media_type=media_type, data=data)
+
+
+ImageReader: TypeAlias = Callable[[Sequence[str]], Awaitable[dict[str, Image]]]
+"""Function that returns the stored images among digests (`Store.images`)."""
 
 
 class PromptImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

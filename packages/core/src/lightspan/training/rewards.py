@@ -26,6 +26,7 @@ from lightspan.lightning.answers import answer_of
 from lightspan.lightning.episode import Episode
 from lightspan.lightning.rollout_checks import app_failed
 from lightspan.runners.app import find, is_async
+from lightspan.schema.images import ImageReader
 from lightspan.schema.records import Json
 from lightspan.schema.reward import parse_reward
 from lightspan.schema.spans import text_of
@@ -76,6 +77,8 @@ class ScoringPosition(NamedTuple):
     """Whether a judge's new answers are stored in `folder`."""
     note: Callable[[str], None]
     """Function that prints a note for the user."""
+    images: ImageReader | None = None
+    """Function that returns the recorded images among digests; None if there is no store."""
 
 
 class Scoring(Protocol):

@@ -30,6 +30,7 @@ from lightspan.runners.app import App
 from lightspan.runners.discovery import Presence, make_peer
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners, WatchedRunners
+from lightspan.schema.images import Image
 from lightspan.schema.records import Json, Mode, PeerRole, Rollout, new_id, task_id
 from lightspan.schema.resources import ROUTING, NamedResources, Resources, routing_of
 from lightspan.schema.routing import Routing
@@ -250,7 +251,7 @@ class Session:
         self.collector = Collector(self.store, self.runners, self._engine, self.reporter)
         scorer = self.settings.scorer
         if scorer is not None:
-            place = ScoringPosition(self.path, keeps=True, note=self.note)
+            place = ScoringPosition(self.path, keeps=True, note=self.note, images=self.store.images)
             scoring = await self._stack.enter_async_context(scorer.opened(place))
             names, lines = [f"{scorer.name}/{k}" for k in scoring.spent()], self.folder.metrics()
             counted = {name: sum(line.get(name, 0.0) for line in lines) for name in names}
@@ -417,6 +418,9 @@ class Session:
     @property
     def in_flight(self) -> dict[str, int]:
         return {group: self._published - number for group, number in self._submitted.items()}
+
+    async def images(self, digests: Sequence[str]) -> dict[str, Image]:
+        return await self.store.images(digests)
 
     def next_tasks(self, count: int) -> list[Json]:
         returned, self.state.returned = self.state.returned[:count], self.state.returned[count:]

@@ -70,6 +70,8 @@ class GEPA(PromptSearch):
             0, so that no text gains by breaking the app. A candidate without any rollout that has a
             reward of its own is never chosen.
         timeout_s: seconds per rollout.
+        reflection_images: maximum number of images of the shown rollouts per request to the
+            reflection model, for a model that sees. With 0 images are named by their digests.
         reflection_timeout_s: seconds per request to the reflection model.
         patience_s: total seconds of waiting on rate limits (429) per request to the reflection
             model.

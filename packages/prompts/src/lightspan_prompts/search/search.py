@@ -73,6 +73,7 @@ class PromptSearch(Algorithm):
     perfect_reward: float | None = 1.0
     failure_reward: FailureReward = "lowest"
     timeout_s: float | None = 600.0
+    reflection_images: int = 0
     reflection_timeout_s: float = 300.0
     patience_s: float = 1800.0
     seed: int = 0
@@ -113,6 +114,7 @@ class PromptSearch(Algorithm):
         if self.failure_reward != "lowest":
             check_number("failure_reward", self.failure_reward)
         check_number("patience_s", self.patience_s, low=0)
+        check_whole("reflection_images", self.reflection_images, 0)
         check_number("reflection_timeout_s", self.reflection_timeout_s, above=0)
         if self.timeout_s is not None:
             check_number("timeout_s", self.timeout_s, above=0)
@@ -143,6 +145,8 @@ class PromptSearch(Algorithm):
             "reflection": msgspec.to_builtins(reflection),
             "budget": {**limits, "prices": msgspec.to_builtins(dict(self.prices))},
             "significance": self.significance,
+            # left out at its default, so that runs of earlier versions resume
+            **({"reflection_images": self.reflection_images} if self.reflection_images else {}),
             "selection_share": self.selection,  # `selection` is the key of the data
             **{name: getattr(self, name) for name in options},
         }
@@ -153,6 +157,8 @@ class PromptSearch(Algorithm):
             timeout_s=self.reflection_timeout_s,
             patience_s=self.patience_s,
             note=context.note,
+            images=context.images,
+            max_images=self.reflection_images,
         )
 
     def make_evaluator(self, context: TrainerContext, journal: SearchLog) -> Evaluator:

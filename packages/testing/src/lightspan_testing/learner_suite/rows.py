@@ -141,22 +141,21 @@ def make_image_rows(
     rng = random.Random(seed)
     red, blue, tall = picture("red"), picture("blue"), picture("red", (56, 84))
     answers = [[rng.randrange(5, 300) for _ in range(rng.randint(4, 9))] for _ in range(4)]
+    chats: list[list[tuple[list[bytes], int]]] = [
+        [([red], 0)],
+        [([red], 1)],
+        [([blue], 0)],
+        [([blue], 1)],
+        [([red, blue], 0)],
+        [([blue, red], 0)],
+        [([tall], 2)],
+        [([], 0)],
+        [([red], 0), ([blue], 3)],
+        [([red], 0), ([red], 3)],
+        [([red], 0), ([], 2)],
+    ]
     rows = []
-    for number, turns in enumerate(
-        (
-            [([red], 0)],
-            [([red], 1)],
-            [([blue], 0)],
-            [([blue], 1)],
-            [([red, blue], 0)],
-            [([blue, red], 0)],
-            [([tall], 2)],
-            [([], 0)],
-            [([red], 0), ([blue], 3)],
-            [([red], 0), ([red], 3)],
-            [([red], 0), ([], 2)],
-        )
-    ):
+    for number, turns in enumerate(chats):
         ids: list[int] = []
         images: list[PromptImage] = []
         for pictures, answer in turns:

@@ -191,7 +191,9 @@ async def fork_session(
             run_id=run_id,
         )
         if settings.scorer is not None:
-            place = ScoringPosition(folder.path, keeps=True, note=reporter.line)
+            place = ScoringPosition(
+                folder.path, keeps=True, note=reporter.line, images=store.images
+            )
             scoring = await stack.enter_async_context(settings.scorer.opened(place))
             session.rewards = Rewards(settings.scorer.name, scoring, folder.add_rewards)
         yield session

@@ -463,15 +463,9 @@ class _PolicyWorker:
             return self._low_rank.change(weights, self.policy)
         assert not isinstance(weights, LoRAWeights)
         change = weight_change(self._model, weights, self.policy)
-        if self.vision is None or not self.vision.differs(weights):
-            return change
-        vision = self.vision
-
-        def change_both() -> None:
-            change()
-            vision.forget()
-
-        return change_both
+        return (
+            change if self.vision is None else partial(_change_both, self.vision, weights, change)
+        )
 
     async def update(self, weights: Mapping[str, Any] | LoRAWeights, version: int) -> None:
         """Replace the weights as described in the module's docstring."""
@@ -514,7 +508,7 @@ class _PolicyWorker:
             if self._batcher is not None:
                 await asyncio.to_thread(self._batcher.stop)
                 self._spent_cpu_s = self._batcher.cpu_s
-            self._batcher = self._model = self._low_rank = None
+            self._batcher = self._model = self._low_rank = self.vision = None
 
     def _start(self) -> Batcher:
         self._loop = asyncio.get_running_loop()
@@ -682,6 +676,14 @@ class _Job:
         )
         self._sent = len(self.ids)
         self._chunks.put_nowait(chunk)
+
+
+def _change_both(vision: Vision, weights: Mapping[str, Any], change: Callable[[], None]) -> None:
+    """Replace a model's weights by `change`, and forget features that are of other ones."""
+    is_other = vision.differs(weights)
+    change()
+    if is_other:
+        vision.forget()
 
 
 def _tokenizer_of(source: Any, **options: Any) -> TransformersTokenizer:

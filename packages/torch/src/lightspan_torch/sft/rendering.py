@@ -213,7 +213,7 @@ def _render(
     add_generation_prompt: bool,
 ) -> tuple[list[int], tuple[PromptImage, ...]]:
     """Return the ids and the images of a chat; see `ImageTokenizer.render_images`."""
-    options = {"add_generation_prompt": add_generation_prompt}
+    options: Any = {"add_generation_prompt": add_generation_prompt}
     if isinstance(tokenizer, SeeingTokenizer):
         return tokenizer.render_images(messages, tools, **options)
     return tokenizer.render(messages, tools, **options), ()

@@ -206,7 +206,7 @@ class Vision:
 
     @cached_property
     def weights(self) -> str:
-        """Name of the weights of the vision part: what its features depend on beside the image."""
+        """What the features of an image depend on: weights and settings of the vision part."""
         model = self.model
         state = {name: parameter.detach() for name, parameter in vision_parameters(model)}
         settings = model.config.to_dict()

@@ -240,7 +240,7 @@ def seeing_tokenizer(
 
 
 def _processor_template(folder: Path) -> str | None:
-    """Return the chat template that older models have beside their processor; None without one."""
+    """Return the chat template that older models have next to their processor; None without one."""
     file = folder / "chat_template.json"
     if not file.is_file():
         return None

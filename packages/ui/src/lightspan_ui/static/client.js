@@ -1,6 +1,7 @@
 // Ask the server, and ask again when it says that something changed.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
-const ROOT = "/api/v1";
+/** Beginning of the addresses of the API. */
+export const ROOT = "/api/v1";
 const SETTLE_MS = 250;
 const changes = new EventTarget();
 let source = null;

@@ -1,8 +1,9 @@
 // Parts that several pages share.
 import { Fragment, h } from "./vendor/preact.js";
 import { useEffect, useState } from "./vendor/hooks.js";
+import { ROOT } from "./client.js";
 import { fixed, num, plural, pretty, signed, visible } from "./format.js";
-import { OF_ONE_PAGE, go, useAddress, withQuery } from "./router.js";
+import { OF_ONE_PAGE, go, path, useAddress, withQuery } from "./router.js";
 /** Set the title of the window and show the heading of a page with its way back. */
 export function Heading(props) {
     useEffect(() => {
@@ -158,7 +159,7 @@ export function Pager(props) {
 }
 /** Show a message of a conversation. Text of models is text: nothing in it becomes an element. */
 export function MessageBox(props) {
-    const { role, text, thoughts, tools, is_cut } = props.message;
+    const { role, text, thoughts, tools, images, is_cut } = props.message;
     return (h("article", { class: `message ${role.replace(/\W/g, "")}` },
         h("header", { class: "row between" },
             h("span", null, visible(role)),
@@ -167,9 +168,24 @@ export function MessageBox(props) {
             h("summary", null, "thoughts"),
             h("pre", { class: "thoughts" }, visible(thoughts)))),
         text && h("pre", null, visible(pretty(text))),
+        images.length > 0 && (h("p", { class: "images" }, images.map((image, index) => (h(Picture, { image: image, place: props.place, key: index }))))),
         tools.map((call, index) => (h("pre", { class: "code", key: index }, visible(call)))),
         !text && !thoughts && tools.length === 0 && h("pre", { class: "muted" }, "(empty)"),
         is_cut && h("p", { class: "muted small" }, "cut: the span's page has the rest")));
+}
+/** Show an image as a thumbnail, or say that the store has only its digest. */
+function Picture(props) {
+    const [isMissing, setMissing] = useState(false);
+    const { digest, media_type, size } = props.image;
+    const name = `${media_type || "image"}, ${size} bytes, ${digest.slice(0, 12)}`;
+    if (isMissing)
+        return h("span", { class: "muted small" },
+            "[",
+            name,
+            ": bytes not recorded]");
+    const address = ROOT + path([...props.place, "images", digest]);
+    return (h("a", { href: address, target: "_blank", rel: "noreferrer", title: name },
+        h("img", { src: address, alt: name, loading: "lazy", onError: () => setMissing(true) })));
 }
 /** Show lines that were added to, removed from or kept of a text. */
 export function Difference(props) {

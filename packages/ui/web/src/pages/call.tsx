@@ -38,7 +38,7 @@ export function CallPage(props: { place: Place; rollout: string; call: string })
           {data.overrides && <p class="small muted">sampling replaced (asked, used): {visible(data.overrides)}</p>}
           {data.prompt_applied && <p class="small muted">{visible(data.prompt_applied)}</p>}
           {data.input.map((message, n) => (
-            <MessageBox key={n} message={message} />
+            <MessageBox key={n} message={message} place={place} />
           ))}
           {data.choices[0]?.prompt_text && (
             <details class="panel">
@@ -107,7 +107,7 @@ function Choice(props: { place: Place; choice: ChoiceDetail; isOnly: boolean }) 
       {choice.tokens.length > 0 ? (
         <Tokens choice={choice} />
       ) : (
-        choice.output.map((message, n) => <MessageBox key={n} message={message} />)
+        choice.output.map((message, n) => <MessageBox key={n} message={message} place={props.place} />)
       )}
       {choice.grammar && (
         <details>

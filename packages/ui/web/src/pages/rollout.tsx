@@ -328,7 +328,7 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
       )}
       {span.message && <pre class="box bad">{visible(span.message)}</pre>}
       {props.isAlone ? (
-        span.input.map((message, n) => <MessageBox key={n} message={message} />)
+        span.input.map((message, n) => <MessageBox key={n} message={message} place={place} />)
       ) : (
         last && (
           <Fragment>
@@ -336,18 +336,18 @@ function SpanBox(props: { place: Place; detail: RolloutDetail; span: SpanRow; is
               <details>
                 <summary class="small muted">{plural(span.input.length - 1, "earlier message")}</summary>
                 {span.input.slice(0, -1).map((message, n) => (
-                  <MessageBox key={n} message={message} />
+                  <MessageBox key={n} message={message} place={place} />
                 ))}
               </details>
             )}
-            <MessageBox message={last} />
+            <MessageBox message={last} place={place} />
           </Fragment>
         )
       )}
       {span.arguments && <pre class="code">{visible(pretty(span.arguments))}</pre>}
       {span.result && <pre>{visible(pretty(span.result))}</pre>}
       {span.output.map((message, n) => (
-        <MessageBox key={n} message={message} />
+        <MessageBox key={n} message={message} place={place} />
       ))}
       {span.reward !== null && <p>reward {num(span.reward)}</p>}
       {props.isAlone && <Attributes place={place} rollout={detail.row.rollout_id} span={span.span_id} />}

@@ -28,7 +28,7 @@ export function CallPage(props) {
                 "sampling replaced (asked, used): ",
                 visible(data.overrides)),
             data.prompt_applied && h("p", { class: "small muted" }, visible(data.prompt_applied)),
-            data.input.map((message, n) => (h(MessageBox, { key: n, message: message }))),
+            data.input.map((message, n) => (h(MessageBox, { key: n, message: message, place: place }))),
             data.choices[0]?.prompt_text && (h("details", { class: "panel" },
                 h("summary", null, "the prompt as the engine read it"),
                 h("pre", { class: "code" }, visible(data.choices[0].prompt_text)))))) : (h(Waiting, { of: asked, what: "the call" }))));
@@ -73,7 +73,7 @@ function Choice(props) {
             call.fate === "frozen" && "The run trains other agents.")),
         choice.reasons && h(Why, { place: props.place, choice: choice, reasons: choice.reasons }),
         h("h3", null, "Answer"),
-        choice.tokens.length > 0 ? (h(Tokens, { choice: choice })) : (choice.output.map((message, n) => h(MessageBox, { key: n, message: message }))),
+        choice.tokens.length > 0 ? (h(Tokens, { choice: choice })) : (choice.output.map((message, n) => h(MessageBox, { key: n, message: message, place: props.place }))),
         choice.grammar && (h("details", null,
             h("summary", null, "the answer was constrained"),
             h("pre", { class: "code" }, visible(pretty(choice.grammar)))))));
