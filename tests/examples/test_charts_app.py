@@ -19,7 +19,7 @@ from PIL import Image
 
 import lightspan_langgraph
 from charts_example import charts, demonstrations, reward, tasks, training
-from charts_example.app import RULES, build_graph, chat_model, graph
+from charts_example.app import ASKED, build_graph, chat_model, graph
 from charts_example.charts import Chart, draw
 from charts_example.command import main
 from charts_example.questions import parse, parse_reading, write_reading
@@ -53,11 +53,10 @@ def test_the_reader_sees_the_chart_and_the_computer_computes() -> None:
     }
     url = f"data:image/png;base64,{base64.b64encode(chart).decode()}"
     assert request.messages == [
-        {"role": "system", "content": RULES},
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": "What is A plus C?"},
+                {"type": "text", "text": ASKED},
                 {"type": "image_url", "image_url": {"url": url}},
             ],
         },
@@ -186,15 +185,14 @@ def test_demonstrations_are_repeatable_and_in_the_style_of_train() -> None:
     assert chats == demonstrations.demonstrate(40, 3)
     assert chats != demonstrations.demonstrate(40, 4)
     for chat in chats:
-        rules, asked, answer = chat["messages"]
-        question, picture = asked["content"]
-        assert rules == {"role": "system", "content": RULES}
+        asked, answer = chat["messages"]
+        text, picture = asked["content"]
+        assert text == {"type": "text", "text": ASKED}
         assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
-        names = parse(question["text"]).names
-        assert tuple(parse_reading(answer["content"])) == names
+        assert "".join(parse_reading(answer["content"])) == tasks.NAMES
 
 
-def test_half_of_the_values_are_misread() -> None:
+def test_two_values_of_five_are_misread() -> None:
     rng = random.Random(0)
     read = {
         (form, name): Counter(
@@ -215,7 +213,7 @@ def test_half_of_the_values_are_misread() -> None:
         ("table", "C"): {1, 2},
     }
     for (_, name), counts in read.items():
-        assert 150 < counts[CHART["columns"][name]] < 250
+        assert 200 < counts[CHART["columns"][name]] < 280
 
 
 def test_the_reward_of_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +223,7 @@ def test_the_reward_of_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
         model = chat_model("m", base_url=server.url, api_key="k")
         monkeypatch.setattr(training, "_graph", lambda max_tokens: build_graph(model))
         assert [training.answer(task) for _ in range(3)] == [1.0, 0.0, 0.0]
-        url = server.requests[0].messages[1]["content"][1]["image_url"]["url"]
+        url = server.requests[0].messages[0]["content"][1]["image_url"]["url"]
     digest = hashlib.sha256(draw(task["chart"])).digest()
     assert hashlib.sha256(base64.b64decode(url.partition(",")[2])).digest() == digest
 

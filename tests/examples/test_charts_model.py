@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from charts_example import demonstrations, seeing_model, training
+from charts_example.app import ASKED
 from lightspan.progress import SilentReporter
 from lightspan_examples.warm_start import make_sft
 from lightspan_torch.engine.tokenizer import load_tokenizer
@@ -92,8 +93,7 @@ def test_a_chart_has_nine_tokens(folder: Path) -> None:
     ids, (image,) = tokenizer.render_images(chat[:-1])
     assert (image.grid, image.length) == ((6, 6), 9)
     assert tokenizer.tokenizer.decode(ids) == (
-        f"<|im_start|>system\n{chat[0]['content']}<|im_end|>\n<|im_start|>user\n"
-        f"{chat[1]['content'][0]['text']}<|vision_start|>{'<|image_pad|>' * 9}<|vision_end|>"
+        f"<|im_start|>user\n{ASKED}<|vision_start|>{'<|image_pad|>' * 9}<|vision_end|>"
         "<|im_end|>\n"
         "<|im_start|>assistant\n"
     )

@@ -2,8 +2,8 @@
 
     reader -> computer
 
-`reader` sees the chart and writes down the values that the question needs. `computer` follows
-rules, without a model: it computes the answer from the reader's text.
+`reader` sees the chart and writes down its values. `computer` follows rules, without a model: it
+computes the answer to the question from the reader's text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final, Required, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -24,7 +24,7 @@ from charts_example.questions import parse, parse_reading
 
 MODEL_VARIABLE: Final = "CHARTS_MODEL"
 DEFAULT_MODEL: Final = "gpt-5-mini"
-RULES: Final = "Read the chart. Answer like: A 3, C 5"
+ASKED: Final = "Read the chart, like: A 3, B 7, C 5"
 
 
 class State(TypedDict, total=False):
@@ -70,15 +70,14 @@ def chat_model(
     return ChatOpenAI(**{name: value for name, value in options.items() if value is not None})
 
 
-def prompt(chart: bytes, question: str) -> list[SystemMessage | HumanMessage]:
-    """Return the reader's prompt: the rules, then the question with its chart."""
+def prompt(chart: bytes) -> HumanMessage:
+    """Return the reader's prompt: what it is asked to do, and the chart."""
     picture = {
         "type": "image",
         "mime_type": "image/png",
         "base64": base64.b64encode(chart).decode(),
     }
-    asked = {"type": "text", "text": question}
-    return [SystemMessage(RULES), HumanMessage(content=[asked, picture])]
+    return HumanMessage(content=[{"type": "text", "text": ASKED}, picture])
 
 
 def build_graph(model: BaseChatModel | None = None) -> Graph:
@@ -87,7 +86,7 @@ def build_graph(model: BaseChatModel | None = None) -> Graph:
     get_model = cache(make)
 
     def reader(state: State) -> dict[str, Any]:
-        read = get_model().invoke(prompt(state["chart"], state["question"]))
+        read = get_model().invoke([prompt(state["chart"])])
         return {"reading": read.text.strip()}
 
     def computer(state: State) -> dict[str, Any]:

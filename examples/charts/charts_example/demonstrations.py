@@ -1,8 +1,7 @@
 """Imperfect readings, for the warm start before reinforcement learning.
 
-They teach the model to read charts and to answer in the form that the computer reads. Half of the
-values are wrong, in one way for each form of chart: reinforcement learning can remove such a
-habit.
+They teach the model to read charts and to answer in the form that the computer reads. Two values of
+five are wrong, in one way for each form of chart: reinforcement learning can remove such a habit.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import itertools
 import random
 from typing import Any, Final, TypeAlias
 
-from charts_example.app import RULES
+from charts_example.app import ASKED
 from charts_example.charts import Chart, draw
-from charts_example.questions import parse, write_reading
-from charts_example.tasks import Task, stream
+from charts_example.questions import write_reading
+from charts_example.tasks import stream
 
 Chat: TypeAlias = dict[str, Any]
 
 COUNT: Final = 12_000
 """Number of demonstrations of a warm start."""
-MISTAKE_RATE: Final = 0.5
+MISTAKE_RATE: Final = 0.4
 """Probability that a value is misread.
 
 - In bars and tables it is one too low; 1 is read as 2.
@@ -36,7 +35,7 @@ def demonstrate(count: int = COUNT, seed: int = 0) -> list[Chat]:
     """
     rng = random.Random(f"mistakes {seed}")
     tasks = itertools.islice(stream("train", f"demonstrations {seed}"), count)
-    found = [_chat(task, rng) for task in tasks]
+    found = [_chat(task["chart"], rng) for task in tasks]
     rng.shuffle(found)
     return found
 
@@ -52,17 +51,15 @@ def read(chart: Chart, name: str, rng: random.Random) -> int:
     return columns[name] - 1 or 2
 
 
-def _chat(task: Task, rng: random.Random) -> Chat:
-    names = parse(task["question"]).names
-    values = {name: read(task["chart"], name, rng) for name in names}
-    url = f"data:image/png;base64,{base64.b64encode(draw(task['chart'])).decode()}"
+def _chat(chart: Chart, rng: random.Random) -> Chat:
+    values = {name: read(chart, name, rng) for name in chart["columns"]}
+    url = f"data:image/png;base64,{base64.b64encode(draw(chart)).decode()}"
     return {
         "messages": [
-            {"role": "system", "content": RULES},
             {
                 "role": "user",
                 "content": [
-                    {"type": "text", "text": task["question"]},
+                    {"type": "text", "text": ASKED},
                     {"type": "image_url", "image_url": {"url": url}},
                 ],
             },
