@@ -141,6 +141,16 @@ PEERS: Final[Mapping[str, Peer]] = {
             "datasets==5.2.0",
         )
     ),
+    "trl-1.16.0-images": Peer(
+        (
+            "trl==1.16.0",
+            "torch==2.13.0",
+            "transformers==5.23.0",
+            "accelerate==1.15.0",
+            "datasets==5.2.0",
+            "pillow==13.0.0",
+        )
+    ),
     "trl-1.16.0-learning": Peer(
         (
             "trl==1.16.0",

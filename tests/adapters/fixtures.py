@@ -40,6 +40,13 @@ def stage() -> Iterator[Stage]:
         assert running.brain.problems == []
 
 
+@pytest.fixture(scope="module")
+def seeing_stage() -> Iterator[Stage]:
+    with Stage(sees=True) as running:
+        yield running
+        assert running.brain.problems == []
+
+
 @pytest.fixture
 def installed_autogen(stage: Stage) -> Iterator[None]:
     """Install the adapter during a test; check afterwards that it is removed without a trace."""
@@ -113,6 +120,7 @@ __all__ = [
     "installed_openai_agents",
     "rig",
     "script",
+    "seeing_stage",
     "server",
     "stage",
 ]

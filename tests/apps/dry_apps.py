@@ -135,6 +135,18 @@ def looks(task: dict[str, Any]) -> float:
 
 
 @lightspan.rollout
+def watches(task: dict[str, Any]) -> float:
+    """Ask the writer about a picture, and then again with another picture in its place."""
+    with lightspan.agent("writer"):
+        said: Any = []
+        for url in task["pictures"]:
+            content = [{"type": "image_url", "image_url": {"url": url}}]
+            answer = _ask([{"role": "user", "content": content}, *said], max_tokens=4)
+            said = [{"role": "assistant", "content": answer}, {"role": "user", "content": "And?"}]
+    return float(len(answer))
+
+
+@lightspan.rollout
 def sees(task: dict[str, Any]) -> float:
     """Send a picture by the Responses API as the writer; errors are raised."""
     image = {"type": "input_image", "image_url": PICTURE}

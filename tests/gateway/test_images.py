@@ -19,6 +19,7 @@ from aiohttp.resolver import ThreadedResolver
 from PIL import Image as pillow
 
 from lightspan.errors import ConfigError, StoreError
+from lightspan.protocols.engine import EngineCapabilities
 from lightspan.schema import semconv as c
 from lightspan.schema.images import Image
 from lightspan.schema.llm import LLM
@@ -50,6 +51,8 @@ from lightspan_testing.gateway_suite.image_tests import (
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
 from lightspan_testing.wait import until
+from lightspan_torch.engine.transformers import CAPABILITIES as EMBEDDED
+from lightspan_vllm.engine import CAPABILITIES as VLLM
 
 CHAT, RESPONSES, MESSAGES = APIS
 SMALL = ImageLimits(max_images=2, max_bytes=2_000, max_side=100, max_pixels=5_000)
@@ -715,3 +718,17 @@ async def test_serve_answers_images_and_stores_nothing() -> None:
             assert response.status == 400
     assert [r.prompt_ids.count(PLACEHOLDER) for r in engine.requests] == [PATCHES, PATCHES]
     assert [r.images[0].data for r in engine.requests] == [RED.data, RED.data]
+
+
+@pytest.mark.parametrize("capabilities", [VLLM, EMBEDDED], ids=["vllm", "embedded"])
+async def test_an_engine_that_takes_no_images_gets_none(
+    store: Store, capabilities: EngineCapabilities
+) -> None:
+    """Check a model whose tokenizer could render images, in an engine that takes none."""
+    tokenizer = ByteTokenizer()
+    async with make_rig(store, "A.", tokenizer=tokenizer, capabilities=capabilities) as rig:
+        _, message, code = await refused(rig, chat_image(RED.data))
+        assert message.endswith("such as Qwen2.5-VL, and the embedded engine")
+        assert code == c.UNSUPPORTED_CONTENT
+        status, _ = await post(rig, CHAT, CHAT.body(user(CHAT.text("A"))), "call-a")
+    assert status == 200

@@ -239,7 +239,8 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0] is of type 'image_url': only text is understood; images "
-            "('image_url') need a policy whose model sees, such as Qwen2.5-VL",
+            "('image_url') need a policy whose model sees, such as Qwen2.5-VL, and the embedded "
+            "engine",
             "messages[0].content[0]",
         ),
         (
@@ -295,7 +296,7 @@ KEPT = {
             {"type": "image_url", "image_url": {"url": DATA_URL}},
             "messages[0].content[1]",
             "only text is understood; images ('image_url') need a policy whose model sees, such as "
-            "Qwen2.5-VL",
+            "Qwen2.5-VL, and the embedded engine",
         ),
         (
             "user",
@@ -303,7 +304,8 @@ KEPT = {
             {"type": "input_image", "image_url": DATA_URL},
             "input[0].content[1]",
             "only messages with text, calls of tools and their outputs are understood; images "
-            "('input_image') need a policy whose model sees, such as Qwen2.5-VL",
+            "('input_image') need a policy whose model sees, such as Qwen2.5-VL, and the embedded "
+            "engine",
         ),
     ],
 )

@@ -11,16 +11,21 @@ import openai
 import pytest
 
 import lightspan
+from lightspan import LLM, LightningRL, Trainer
 from lightspan.cli import main
 from lightspan.production.record import record
+from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
 from lightspan_testing.attempts import read_recorded
+from lightspan_testing.byte_tokenizer import data_url
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_testing.tiny_vision import picture, tiny_seeing_model
+from lightspan_tools.dry_run.report_model import Spread
 
 ENCODED = "R0lGODlhAgADAIAAAAAAAP///yH5BAAAAAAALAAAAAACAAMAAAIDhB8FADs="
 """An image of 2 × 3 pixels."""
 DIGEST = "7eefbfed431937bfc592704d7062f5109e9ba46cc0eb1d91eefb792400d01875"
-PART = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{ENCODED}"}}
+PART: Any = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{ENCODED}"}}
 _REFERENCES = "with images, sounds or files, of which references are kept"
 REFERENCE = {
     "type": "blob",
@@ -109,3 +114,49 @@ def test_images_are_an_option_of_messages(
     url, *_ = recorded(tmp_path)
     assert main(["export", url, "spans", "--images"]) == 1
     assert "--images applies only to messages, not to spans" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_dry_run_counts_images_and_their_tokens(dry_apps: Any, tmp_path: Path) -> None:
+    """Check a model that sees 84 by 56 pixels as 6 tokens, and 56 by 56 as 4.
+
+    The app shows another picture in its second call, so that the conversation breaks.
+    """
+    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    pictures = [picture("red"), picture("blue"), picture("green", (56, 56))]
+    algorithm = LightningRL(folder, optimize="writer", group_size=2)
+    trainer = Trainer(algorithm, steps=1, reporter=SilentReporter())
+    red, blue, small = map(data_url, pictures)
+    tasks = [{"pictures": [red, blue]}, {"pictures": [red, small]}]
+    report = trainer.dev(dry_apps.watches, [*tasks, *tasks], count=2, replay=False)
+    [writer] = report.agents
+    assert (writer.calls, writer.trained, writer.image_calls, writer.images) == (8, 8, 8, 3)
+    assert writer.image_tokens == Spread(mean=5.5, max=6)
+    assert (
+        "  writer: 8 of 8 calls have images: 3 different images, 6 / 6 prompt tokens each "
+        "(mean / largest)"
+    ) in report.text().splitlines()
+    assert report.rows is not None
+    assert (report.rows.new, report.rows.causes) == (4, {"another image": 4})
+    hidden, dtype = 64, 4
+    features = (6 + 6 + 4) * hidden * dtype
+    assert report.memory is not None
+    # four tasks have twice the images of two
+    expected = 2 * (features + sum(map(len, pictures)))
+    assert report.memory.parts["features of images"] == expected
+    assert not [text for text in report.warnings if "fit would stop" in text]
+
+
+def test_a_dry_run_counts_images_for_endpoints(tiny: Path, dry_apps: Any) -> None:
+    """Check calls that are not trained, whose tokens are not known."""
+    with ScriptedServer("a picture") as server:
+        frozen = {"writer": LLM(base_url=server.url, model="m")}
+        algorithm = LightningRL(tiny, optimize="reader", frozen=frozen, group_size=2)
+        trainer = Trainer(algorithm, steps=1, reporter=SilentReporter())
+        task = {"pictures": [PART["image_url"]["url"]] * 2}
+        report = trainer.dev(dry_apps.watches, [task], replay=False)
+    [writer] = [agent for agent in report.agents if agent.path == "writer"]
+    assert (writer.image_calls, writer.images, writer.image_tokens) == (4, 1, None)
+    assert "  writer: 4 of 4 calls have images: 1 different image" in report.text().splitlines()
+    assert report.memory is not None
+    assert "features of images" not in report.memory.parts

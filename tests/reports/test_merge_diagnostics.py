@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -13,8 +15,10 @@ from lightspan.lightning.episode import Call
 from lightspan.lightning.rows import row_shares
 from lightspan.lightning.transitions import Transition, TransitionKey
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.images import PromptImage
 from lightspan.schema.spans import Attributes
 from lightspan.schema.token_records import CallOutcome
+from lightspan_testing.byte_tokenizer import ByteTokenizer, data_url, image_file
 from lightspan_testing.scripted_engine import tiny_chat_tokenizer
 from lightspan_testing.strategies import make_call_span, make_record
 from lightspan_testing.tiny import CHAT_TEMPLATE
@@ -25,7 +29,6 @@ from lightspan_tools.merge_diagnostics import (
     Message,
     read_merging,
 )
-from lightspan_torch.engine.tokenizer import TransformersTokenizer
 
 DROPS_THINKING = CHAT_TEMPLATE.replace(
     "(message.content or '')",
@@ -49,7 +52,7 @@ class Chat:
     """
 
     def __init__(self, template: str = CHAT_TEMPLATE, name: str = "1") -> None:
-        self.tokenizer: TransformersTokenizer = tiny_chat_tokenizer(template=template)
+        self.tokenizer: Any = tiny_chat_tokenizer(template=template)
         self.transitions: list[Transition] = []
         self.exchanges: dict[TransitionKey, CallMessages] = {}
         self._name = name
@@ -78,12 +81,9 @@ class Chat:
         if sampled is None:
             sampled = [*self.tokenizer.encode(str(said["content"])), self.end]
         number = f"c{len(self.transitions)}"
+        prompt, images = self.render(_for_template(asked), tools)
         record = make_record(
-            number,
-            self.tokenizer.render(_for_template(asked), tools),
-            list(sampled),
-            attempt=self._name,
-            choice=choice,
+            number, prompt, list(sampled), attempt=self._name, choice=choice, images=images
         )
         transition = Transition(
             f"ro-{self._name}", f"at-{self._name}", "t", "g", agent, "policy", record, 0
@@ -98,6 +98,9 @@ class Chat:
         call = Call(number, 0, agent, CallOutcome.OK, 1, 2, record, span)
         self.transitions.append(transition)
         self.exchanges[transition.key] = CallMessages.of(call)
+
+    def render(self, asked: Any, tools: Any) -> tuple[list[int], tuple[PromptImage, ...]]:
+        return self.tokenizer.render(asked, tools), ()
 
     @property
     def end(self) -> int:
@@ -116,6 +119,23 @@ class Chat:
 
     def relations(self) -> list[str]:
         return [relation.value for relation in self.read().relations.values()]
+
+
+class SeeingChat(Chat):
+    """A chat whose prompts may have images, with a token per byte and per patch of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer = ByteTokenizer()
+
+    def render(self, asked: Any, tools: Any) -> tuple[list[int], tuple[PromptImage, ...]]:
+        ids, images = self.tokenizer.render_images(asked, tools)
+        return ids, tuple(msgspec.structs.replace(image, data=b"") for image in images)
+
+    @property
+    def end(self) -> int:
+        [end] = self.tokenizer.eos_ids
+        return int(end)
 
 
 def _for_template(asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -283,6 +303,96 @@ LATER = "You fix bugs. Today is 2026-11-28, 12:01:30."
 
 def system(text: str) -> dict[str, Any]:
     return {"role": "system", "content": text}
+
+
+RED, BLUE = image_file("red"), image_file("blue")
+LARGE = image_file("blue", (40, 12))
+
+
+def seen(*parts: bytes | str) -> dict[str, Any]:
+    """Return a message of the user with texts and images."""
+    return {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image_url", "image_url": {"url": data_url(part)}}
+            for part in parts
+        ],
+    }
+
+
+def test_a_session_that_keeps_its_images_is_one_row() -> None:
+    chat = SeeingChat()
+    chat.call([seen("Look: ", RED)], "red")
+    chat.call([seen("Look: ", RED), bot("red"), seen(BLUE)], "blue")
+    assert chat.relations() == ["new", "merged"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "place", "where", "detail"),
+    [
+        # equal ids: the digests alone differ
+        (
+            [seen("Look: ", RED)],
+            [seen("Look: ", BLUE)],
+            12,
+            "prompt",
+            f"image {sha256(RED).hexdigest()[:12]} became image {sha256(BLUE).hexdigest()[:12]}",
+        ),
+        # the fifth placeholder is already that of another image
+        (
+            [seen("Look: ", RED)],
+            [seen("Look: ", LARGE)],
+            12,
+            "prompt",
+            f"image {sha256(RED).hexdigest()[:12]} became image {sha256(LARGE).hexdigest()[:12]}",
+        ),
+        (
+            [seen("Look: ", RED, BLUE)],
+            [seen("Look: ", RED)],
+            18,
+            "prompt",
+            "the app changed the images of message 0 (user) (2 became 1)",
+        ),
+        # moved in its message
+        (
+            [seen("Look: ", RED)],
+            [seen(RED, "Look: ")],
+            6,
+            "prompt",
+            "the app changed the images of message 0 (user)",
+        ),
+    ],
+    ids=["other", "larger", "removed", "moved"],
+)
+def test_another_image_begins_a_row(
+    first: Any, later: Any, place: int, where: str, detail: str
+) -> None:
+    chat = SeeingChat()
+    chat.call(first, "It is a colour.")
+    chat.call([*later, bot("It is a colour."), user("Sure?")], "yes")
+    found = chat.read()
+    [broken] = found.breaks
+    assert (broken.cause, broken.place, broken.where) == (Cause.IMAGE, place, where)
+    assert broken.detail == detail
+    assert found.causes() == {"another image": 1}
+
+
+def test_an_image_that_is_cut_in_another_way_begins_a_row() -> None:
+    """Check that 2 by 3 patches are not 3 by 2, although ids and file are equal."""
+    chat = SeeingChat()
+    chat.call([seen(RED)], "red")
+    chat.call([seen(RED), bot("red"), user("Sure?")], "yes")
+    record = chat.transitions[1].record
+    turned = tuple(msgspec.structs.replace(image, grid=(3, 2)) for image in record.images)
+    chat.transitions[1] = msgspec.structs.replace(
+        chat.transitions[1], record=msgspec.structs.replace(record, images=turned)
+    )
+    [broken] = chat.read().breaks
+    assert (broken.cause, broken.expected) == (Cause.IMAGE, broken.got)
+    name = sha256(RED).hexdigest()[:12]
+    assert broken.detail == f"image {name} is cut in another way: (2, 3) became (3, 2)"
 
 
 def test_a_session_whose_program_only_appends_is_one_row() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from lightspan import LoRA, Policy, Trainer, Transformers
 from lightspan.errors import EngineError, UnsupportedError
-from lightspan.protocols.engine import GenerationRequest, LoRAWeights, Probe, ProbedEngine
+from lightspan.protocols.engine import GenerationRequest, LoRAWeights, ProbedEngine, Score
 from lightspan.schema.token_records import Sampling
 from lightspan.training.backends import make_engine
 from lightspan.training.checkpoints import latest
@@ -21,6 +21,7 @@ from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner.torch import TorchLearner
+from lightspan_vllm.weight_sync_check import Probe, check_probes
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ class Probed(TransformersEngine, ProbedEngine):
         self._first = self._first or weights
         await super().update(policy, self._first if self.stale else weights, version)
 
-    async def probes(self, policy: str) -> list[Probe]:
+    async def check_weights(self, policy: str, version: int, score: Score) -> None:
         self.asked += 1
         request = GenerationRequest(
             request_id=f"probe{self.asked}",
@@ -56,16 +57,15 @@ class Probed(TransformersEngine, ProbedEngine):
         logprobs: list[float] = []
         async for chunk in self.generate(request, stream=False):
             ids, logprobs = [*ids, *chunk.ids], [*logprobs, *chunk.logprobs]
-        return [
-            Probe(
-                where="the engine",
-                version=self.policies()[policy],
-                prompt_ids=PROMPT,
-                ids=ids,
-                logprobs=logprobs,
-                tolerance=1e-3,
-            )
-        ]
+        probe = Probe(
+            where="the engine",
+            version=self.policies()[policy],
+            prompt_ids=PROMPT,
+            ids=ids,
+            logprobs=logprobs,
+            tolerance=1e-3,
+        )
+        await check_probes([probe], policy, version, score)
 
 
 def test_an_engine_that_keeps_old_weights_ends_the_run(

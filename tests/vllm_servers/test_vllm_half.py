@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightspan.errors import EngineError
-from lightspan.training.weight_sync_check import check_probes
 from lightspan_testing.engine_suite import generate
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
+from lightspan_vllm.weight_sync_check import check_probes
 from tests.vllm_servers.conftest import Start
 
 PROMPTS = [[5 + (7 * place + number) % 300 for place in range(24)] for number in range(4)]
@@ -43,8 +44,8 @@ async def test_rounding_passes(start: Start, served: Path, tmp_path: Path, dtype
         await learner.publish(engine, {"writer": 1})
         probes = await engine.probes("writer")
         assert [probe.prompt_ids for probe in probes] == PROMPTS
-        check_probes(probes, "writer", 1, learner)
+        await check_probes(probes, "writer", 1, partial(asyncio.to_thread, learner.score))
         with pytest.raises(EngineError, match=r"reports version 1 of policy writer, but .* differ"):
-            check_probes(probes, "writer", 1, other)
+            await check_probes(probes, "writer", 1, partial(asyncio.to_thread, other.score))
     finally:
         await engine.close()

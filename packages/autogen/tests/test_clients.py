@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from typing import Any
 
 import pydantic
@@ -24,8 +25,10 @@ from lightspan.capture.entry import open_scope
 from lightspan.schema import semconv
 from lightspan.schema.spans import SpanStatus
 from lightspan_autogen import _hook
-from lightspan_testing.adapter_harness import Part, Says
+from lightspan_testing.adapter_harness import Part, Says, Stage
 from lightspan_testing.adapter_suite import Turn, instructions, tree
+from lightspan_testing.adapter_suite.checks import check_image
+from lightspan_testing.byte_tokenizer import image_file
 from lightspan_testing.scripted import ScriptedServer
 from packages.autogen.tests.autogen_apps import INFO, SAYS, WRITER, Rig, two
 
@@ -123,6 +126,29 @@ async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> 
         *("blob", "image", "image/png"),
     )
     assert set(picture) == {"type", "modality", "mime_type", "size", "sha256"}
+
+
+@pytest.mark.parametrize("through_gateway", [True, False], ids=["gateway", "endpoint"])
+async def test_an_image_of_a_message(seeing_stage: Stage, through_gateway: bool) -> None:
+    """Check a `MultiModalMessage`, whose images AutoGen sends as PNG files of its own."""
+    image = Image.from_base64(b64encode(image_file("red")).decode())
+    client = OpenAIChatCompletionClient(
+        model="m",
+        base_url=seeing_stage.url,
+        api_key="key",
+        model_info={**INFO, "vision": True},
+        max_retries=0,
+    )
+    writer = AssistantAgent("writer", client, system_message=instructions("writer"))
+    played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
+    seen = MultiModalMessage(content=[played.text, image], source="user")
+    with open_scope(played.scope):
+        await writer.run(task=seen)
+    await sdk_instrumentation.aclose()
+    seeing_stage.close(played)
+    await client.close()
+    assert played.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+    check_image(seeing_stage, played, b64decode(image.to_base64()))
 
 
 @pytest.mark.parametrize("streamed", [False, True])

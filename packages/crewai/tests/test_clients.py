@@ -10,14 +10,17 @@ pytest.importorskip("crewai")
 
 import crewai.llm as crewai_llm
 import pydantic
-from crewai import LLM, BaseLLM, Crew
+from crewai import LLM, Agent, BaseLLM, Crew
 from crewai.tools import BaseTool, tool
 
+from lightspan.capture import sdk_instrumentation
+from lightspan.capture.entry import open_scope
 from lightspan.schema.spans import SpanKind
 from lightspan_crewai import agents, uninstrument
-from lightspan_testing.adapter_harness import POLICY
-from lightspan_testing.adapter_suite.checks import check_untrained
+from lightspan_testing.adapter_harness import POLICY, Part, Stage
+from lightspan_testing.adapter_suite.checks import check_image, check_untrained
 from lightspan_testing.attempts import captured, tree
+from lightspan_testing.byte_tokenizer import image_file
 from lightspan_testing.scripted import ScriptedServer
 from packages.crewai.tests.crewai_apps import (
     WARNINGS,
@@ -195,3 +198,22 @@ def test_what_structured_tasks_ask_for(field: str) -> None:
         Crew(agents=[painter], tasks=[a_task(painter, **{field: Paint})]).kickoff()
     [request] = server.requests
     assert request.body["response_format"]["type"] == "json_schema"
+
+
+@pytest.mark.parametrize("through_gateway", [True, False], ids=["gateway", "endpoint"])
+def test_an_image_of_a_task(seeing_stage: Stage, through_gateway: bool) -> None:
+    """Check `input_files`, which CrewAI sends to models that it knows by name to see."""
+    files = pytest.importorskip("crewai_files")
+    played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
+    llm: Any = LLM(
+        "gpt-4o", provider="openai", base_url=seeing_stage.url, api_key="key", max_retries=0
+    )
+    red = image_file("red")
+    picture = files.ImageFile(source=files.FileBytes(data=red, filename="red.png"))
+    writer = Agent(role="writer", goal="g", backstory="b", llm=llm)
+    task = a_task(writer, description=played.text, input_files={"picture": picture})
+    with open_scope(played.scope):
+        Crew(agents=[writer], tasks=[task]).kickoff()
+    sdk_instrumentation.close()
+    seeing_stage.close(played)
+    check_image(seeing_stage, played, red)

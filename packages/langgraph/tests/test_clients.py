@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from base64 import b64encode
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages.content import create_image_block
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
@@ -25,10 +27,14 @@ from pydantic import SecretStr
 
 import lightspan
 from lightspan.capture import sdk_instrumentation
+from lightspan.capture.entry import open_scope
 from lightspan.production.record import record
 from lightspan.schema.routing import make_routing
 from lightspan_langgraph import instrument, uninstrument
+from lightspan_testing.adapter_harness import Part, Stage
+from lightspan_testing.adapter_suite.checks import check_image
 from lightspan_testing.attempts import captured, path_of, read_recorded
+from lightspan_testing.byte_tokenizer import image_file
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import (
     USER,
@@ -43,6 +49,8 @@ from packages.langgraph.tests.langgraph_apps import (
 )
 
 pytestmark = pytest.mark.usefixtures("installed_langgraph")
+
+RED = image_file("red")
 
 
 class Own(BaseChatModel):
@@ -183,6 +191,31 @@ def test_a_client_that_asks_the_attempts_endpoint_itself_is_recorded_there(
     with captured(gateway_url=server.origin) as run:
         node_of(model).invoke(USER)
     assert run.tree == ["invoke_agent writer @writer"]
+
+
+@pytest.mark.parametrize(
+    ("options", "through_gateway"),
+    [({}, True), ({"use_responses_api": True}, True), ({}, False)],
+    ids=["chat", "responses", "chat-endpoint"],
+)
+def test_an_image_of_a_message(
+    seeing_stage: Stage, options: dict[str, Any], through_gateway: bool
+) -> None:
+    """Check LangChain's own content block, which its client writes in each API's form."""
+    played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
+    block = create_image_block(base64=b64encode(RED).decode(), mime_type="image/png")
+    content: Any = [{"type": "text", "text": f"You are writer. {played.text}"}, block]
+    model = chat(seeing_stage, **options)
+
+    def work(state: Any) -> dict[str, Any]:
+        return {"messages": [model.invoke([HumanMessage(content)])]}
+
+    with open_scope(played.scope):
+        graph_of(("writer", work)).invoke(USER)
+    sdk_instrumentation.close()
+    seeing_stage.close(played)
+    assert played.tree == ["invoke_agent writer @writer", "  chat m @writer"]
+    check_image(seeing_stage, played, RED)
 
 
 def test_a_bypassing_text_model() -> None:

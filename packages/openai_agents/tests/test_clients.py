@@ -13,6 +13,7 @@ from agents import (
     Agent,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
+    OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
     input_guardrail,
@@ -22,7 +23,9 @@ from agents import (
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture.entry import open_scope
 from lightspan_testing.adapter_harness import Part, Stage, Turn
+from lightspan_testing.adapter_suite.checks import check_image
 from lightspan_testing.attempts import captured
+from lightspan_testing.byte_tokenizer import data_url, image_file
 from lightspan_testing.scripted import ScriptedServer
 from packages.openai_agents.tests.openai_agents_apps import (
     AGENT_WITH_TOOL,
@@ -66,6 +69,38 @@ def test_a_conversation_that_the_gateway_keeps(stage: Stage, streamed: bool) -> 
     # the first prompt, but for what asks for an answer, begins the second: nothing was lost
     asks = len(stage.tokenizer.encode("assistant:"))
     assert second.prompt_ids[: len(first.prompt_ids) - asks] == first.prompt_ids[:-asks]
+
+
+@pytest.mark.parametrize(
+    ("model", "through_gateway"),
+    [
+        (OpenAIResponsesModel, True),
+        (OpenAIChatCompletionsModel, True),
+        (OpenAIChatCompletionsModel, False),
+    ],
+    ids=["responses", "chat", "chat-endpoint"],
+)
+def test_an_image_of_the_input(seeing_stage: Stage, model: Any, through_gateway: bool) -> None:
+    """Check `input_image`, which the SDK sends as `image_url` to chat completions."""
+    played = seeing_stage.open(Part({"scout": ["red"]}), through_gateway=through_gateway)
+    scout = Agent(
+        name="scout", instructions="You are scout.", model=model("m", async_client(seeing_stage))
+    )
+    red = image_file("red")
+    content = [
+        {"type": "input_text", "text": played.text},
+        {"type": "input_image", "image_url": data_url(red), "detail": "auto"},
+    ]
+
+    async def main() -> None:
+        await Runner.run(scout, [{"role": "user", "content": content}])
+        await sdk_instrumentation.aclose()
+
+    with open_scope(played.scope):
+        asyncio.run(main())
+    seeing_stage.close(played)
+    assert played.tree == ["invoke_agent scout @scout", "  chat m @scout"]
+    check_image(seeing_stage, played, red)
 
 
 @pytest.mark.parametrize("model", ["gpt-4.1-mini", "gpt-5", None])

@@ -13,6 +13,7 @@ from lightspan import LightningRL, Optimizer, Verl
 from lightspan.errors import CheckpointError, ConfigError, ModelError, UnsupportedError
 from lightspan.protocols.engine import EngineCapabilities
 from lightspan.protocols.learner import LearnerCapabilities
+from lightspan.training.backends import check_parts
 from lightspan_testing.learner_suite.rows import random_row
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
@@ -101,6 +102,26 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
         algorithm = LightningRL(tmp_path, **options)
         with pytest.raises(UnsupportedError, match=match):
             algorithm.check(engine, CAPABILITIES)
+
+
+def test_an_engine_that_takes_images_is_refused_before_a_rollout(tmp_path: Path) -> None:
+    """The embedded engine takes images if the model sees, and verl trains on none."""
+    algorithm = LightningRL(tmp_path, learning_rate=1e-5)
+    engine, learner = Parts(EngineCapabilities(exact_tokens=True)), Parts(CAPABILITIES)
+    check_parts(algorithm, engine, learner)  # type: ignore[arg-type]
+    engine = Parts(EngineCapabilities(exact_tokens=True, images=("policy",)))
+    with pytest.raises(UnsupportedError, match="takes images for policy, which the learner cannot"):
+        check_parts(algorithm, engine, learner)  # type: ignore[arg-type]
+
+
+class Parts:
+    """An engine or a learner of one policy, of which only the capabilities are known."""
+
+    def __init__(self, capabilities: EngineCapabilities | LearnerCapabilities) -> None:
+        self.capabilities = capabilities
+
+    def policies(self) -> dict[str, int]:
+        return {"policy": 1}
 
 
 def test_mixed_temperatures_are_refused_where_they_are_not_declared() -> None:

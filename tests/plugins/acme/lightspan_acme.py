@@ -32,7 +32,7 @@ class AcmeEngine:
 
     def copies(self, request: EngineRequest) -> list[tuple[str, ...]]:
         """Return the policies of each copy of weights."""
-        return request.copies()
+        return [(name,) for name in request.models]
 
     def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Return component → bytes of memory."""

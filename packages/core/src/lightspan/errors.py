@@ -18,7 +18,6 @@ LightspanError
 │   ├── StoreFormatError     a foreign, newer or damaged store file
 │   ├── NotFoundError        an id that the store does not know
 │   ├── ConflictError        one id was used for two different things
-│   ├── StaleEpochError      the writer has lost its lease; another attempt may be running
 │   └── IllegalMoveError     a change of status that the state machine forbids
 └── EngineError
     ├── ContextOverflowError prompt longer than the context
@@ -148,10 +147,6 @@ class NotFoundError(StoreError, KeyError):
 
 class ConflictError(StoreError):
     """The same id was used for two different things."""
-
-
-class StaleEpochError(StoreError):
-    """The lease was lost; another attempt may be running."""
 
 
 class IllegalMoveError(StoreError):

@@ -17,7 +17,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.images import Image, with_data
 from lightspan.schema.llm import LLM
 from lightspan.schema.media import digests_in
-from lightspan.schema.records import new_id
+from lightspan.schema.records import Mode, new_id
 from lightspan.schema.routing import BASE_POLICY, Route, Target, join_path
 from lightspan.schema.spans import new_trace_id, now_ns
 from lightspan.schema.token_records import CallOutcome, Sampling, TokenRecord
@@ -415,6 +415,20 @@ def _prompt_images(records: Sequence[TokenRecord]) -> list[str]:
     return [image.digest for image in images if not image.first]
 
 
+def _forced(target: Target, mode: Mode) -> Sampling | None:
+    """Return the sampling parameters that replace the app's; None keeps the app's.
+
+    Args:
+        target: destination of the call.
+        mode: purpose of the rollout. For `Mode.VAL` only the `temperature` of the result counts.
+    """
+    if not target.selected or mode is not Mode.VAL:
+        return target.sampling if target.selected else None
+    if target.validate_temperature is None:
+        return None
+    return Sampling(temperature=target.validate_temperature)
+
+
 def _prepare(
     info: CallInfo,
     parse: Parse,
@@ -434,7 +448,7 @@ def _prepare(
         images: digest → image of recorded calls.
     """
     mode = info.session.claim.rollout.mode
-    request = parse(info.body, mode=mode, forced=info.target.forced(mode))
+    request = parse(info.body, mode=mode, forced=_forced(info.target, mode))
     if request.previous is not None:
         request = request.after(_conversation(info.session, request.previous, images))
     records = [] if recorded is None else recorded.records

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
+import msgspec
+
 from lightspan.capture.context import AttemptContext
 from lightspan.errors import EngineError
 from lightspan.lightning import Episode, build_episode
@@ -33,6 +35,7 @@ from lightspan.stores.memory import MemoryStore
 from lightspan_gateway import Gateway
 from lightspan_gateway.serving.public_access import ServingGateway
 from lightspan_testing.attempts import ROOT_ID, Captured
+from lightspan_testing.byte_tokenizer import ByteTokenizer as SeeingTokenizer
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
 
@@ -224,17 +227,20 @@ class Stage:
     """Run a scripted endpoint (`url`) and a gateway in a thread.
 
     Both give the answers of the same `Brain`, which reads them from scripts.
+
+    Args:
+        sees: whether the gateway's policy sees images.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees: bool = False) -> None:
         self.brain = Brain()
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = SeeingTokenizer(1_000_000) if sees else ByteTokenizer()
         self.store = MemoryStore()
         self.engine = ScriptedEngine(
             self.tokenizer,
             self._say,
             chunk=16,
-            capabilities=CAPABILITIES,
+            capabilities=msgspec.structs.replace(CAPABILITIES, images=("policy",) * sees),
         )
         self.answered: list[tuple[str, str]] = []
         """(agent named by the prompt, requested policy) of each generation of the gateway's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lightspan.errors import DataError
 from lightspan.lightning.episode import Call
@@ -13,7 +13,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.images import Image
 from lightspan.stores.protocol import Store
 
-_DIGITS = 12
+DIGITS: Final = 12
 """Number of a digest's digits that identify an image for people."""
 
 
@@ -56,7 +56,7 @@ def image_lines(call: Call, images: Mapping[str, Image]) -> Iterator[str]:
         kind = part.get("mime_type", "image") if image is None else image.media_type
         facts = [str(kind), f"{part.get('size', 0):,} bytes"]
         facts += ["not stored"] if image is None else _pixels(image.data)
-        yield f"{digest[:_DIGITS]}  {', '.join(facts)}"
+        yield f"{digest[:DIGITS]}  {', '.join(facts)}"
 
 
 def _pixels(data: bytes) -> list[str]:
@@ -83,7 +83,7 @@ def write_images(images: Iterable[Image], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for image in images:
             ending = image.media_type.partition("/")[2].partition("+")[0]
-            paths.append(folder / f"{image.digest[:_DIGITS]}.{ending}")
+            paths.append(folder / f"{image.digest[:DIGITS]}.{ending}")
             paths[-1].write_bytes(image.data)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror or error}") from error

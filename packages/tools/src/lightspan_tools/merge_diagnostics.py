@@ -1,8 +1,9 @@
 """Merge diagnostics: why some conversations of an attempt became several rows.
 
-Rows are merged by token ids alone (`lightspan.lightning.rows`). This module compares the app's
-messages too, and names the cause where a conversation continued but its row did not. Each trained
-call has one of four relations to the earlier calls of the same attempt, policy and agent path:
+Rows are merged by token ids and images alone (`lightspan.lightning.rows`). This module compares the
+app's messages too, and names the cause where a conversation continued but its row did not. Each
+trained call has one of four relations to the earlier calls of the same attempt, policy and agent
+path:
 
 `merged`    its prompt begins with every token of a row: it extends that row.
 `new`       it continues no earlier call of the agent. A sub-agent that starts afresh each time, and
@@ -16,19 +17,21 @@ A call *continues* an earlier one if the earlier call's messages are a proper pr
 else if the earlier call's answer is among its messages. Of several such calls, the one with the
 longest prefix counts, then one whose answer comes next, then the latest.
 
-The cause of a break (`Cause`) is that of the first differing token. If the texts of both sequences
-agree up to the end of the differing tokens, it is `RETOKENISATION`. Otherwise it is what the app
-changed first: its tools, a message or the answer. If it changed nothing, the chat template renders
-the past differently: without its thoughts, with other arguments' text, or in another way.
+The cause of a break (`Cause`) is that of the first differing token. If it stands for different
+images in both sequences, it is `IMAGE`; the ids may be equal. If the texts of both sequences agree
+up to the end of the differing tokens, it is `RETOKENISATION`. Otherwise it is what the app changed
+first: its tools, a message or the answer. If it changed nothing, the chat template renders the past
+differently: without its thoughts, with other arguments' text, or in another way.
 
-Messages are compared by role, name, text, and name and arguments of tool calls (as JSON values, so
-white space in them does not matter); ids of tool calls are not compared.
+Messages are compared by role, name, text, images, and name and arguments of tool calls (as JSON
+values, so white space in them does not matter); ids of tool calls are not compared.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -41,6 +44,10 @@ from lightspan.lightning.rows import common_prefix, merge
 from lightspan.lightning.selection import Coverage
 from lightspan.lightning.transitions import Transition, TransitionKey
 from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.images import PromptImage
+from lightspan.schema.media import is_reference
+from lightspan.schema.token_records import TokenRecord
+from lightspan_tools.images import DIGITS
 
 Where = Literal["prompt", "response", "shorter"]
 Decode = Callable[[str, Sequence[int]], str]
@@ -58,6 +65,8 @@ class Cause(StrEnum):
 
     CONTEXT = "edited context"
     """The app changed, removed or shortened messages, or the answer."""
+    IMAGE = "another image"
+    """The app changed, removed or added an image of a message."""
     TOOLS = "changed tools"
     """The app changed the list of tools."""
     DATES = "dates"
@@ -105,16 +114,20 @@ class Message(msgspec.Struct, frozen=True):
     name: str = ""
     calls: tuple[tuple[str, str], ...] = ()
     """(name, arguments as canonical JSON) of each tool call."""
+    images: tuple[tuple[int, str], ...] = ()
+    """(number of characters of `text` before it, digest) of each image."""
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Message:
         """Convert a message of an OpenAI request or answer."""
         calls = message.get("tool_calls") or ()
+        text, images = _content(message.get("content"))
         return cls(
             str(message.get("role", "")),
-            _text(message.get("content")),
+            text,
             str(message.get("name") or ""),
             tuple(_tool_call(call) for call in calls),
+            images,
         )
 
     @property
@@ -162,7 +175,7 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the previous call in which the first differing token is: `prompt` or `response`;
     `shorter` if the following prompt ends before this token."""
     expected: int
-    """Token id of the previous call at index `place`."""
+    """Token id of the previous call at index `place`; equal to `got` if it stands for an image."""
     got: int | None
     """Token id of the following prompt at index `place`; None if the prompt ends there."""
     expected_text: str
@@ -299,7 +312,10 @@ def _break(
     """
     prompt_ids, got = previous.record.prompt_ids, following.record.prompt_ids
     expected = prompt_ids + previous.record.response_ids
-    place = common_prefix(expected, got)
+    place = common_prefix(
+        _numbers(previous.record.prompt_key + previous.record.response),
+        _numbers(following.record.prompt_key),
+    )
     if place == len(expected):
         return None
     where: Where = "prompt" if place < len(prompt_ids) else "response"
@@ -321,7 +337,10 @@ def _break(
     length = max(len(text(ids, 1)) for ids in (expected, got))
     left, right = (text(ids, WINDOW)[:length] for ids in (expected, got))
     cause, detail = Cause.RETOKENISATION, "the same text has other tokens than were sampled"
-    if where == "shorter" or left != right or len(left) != length:
+    old, new = (_image_at(each.record, place) for each in (previous, following))
+    if old is not None and new is not None:
+        cause, detail = Cause.IMAGE, _difference_of(old, new)
+    elif where == "shorter" or old or new or left != right or len(left) != length:
         change = _change(before, after)
         sampled = expected[len(prompt_ids) : max(place, len(prompt_ids))]
         texts = [decode(previous.policy, ids) for ids in (expected, got, sampled)]
@@ -342,6 +361,25 @@ def _break(
         before=text(expected, 0),
         repeated=len(expected),
     )
+
+
+def _numbers(key: bytes) -> Sequence[int]:
+    """Return a key of a prompt as one number for each token, as it has bits of images' digests."""
+    return [number for (number,) in struct.iter_unpack("<i", key)]
+
+
+def _image_at(record: TokenRecord, place: int) -> PromptImage | None:
+    """Return the image for which the token at an index of a prompt stands; None for no image."""
+    images = (i for i in record.images if i.start <= place < i.start + i.length)
+    return next(images, None)
+
+
+def _difference_of(old: PromptImage, new: PromptImage) -> str:
+    """Describe how two images at the same place of two prompts differ."""
+    names = [image.digest[:DIGITS] for image in (old, new)]
+    if names[0] != names[1]:
+        return f"image {names[0]} became image {names[1]}"
+    return f"image {names[0]} is cut in another way: {old.grid} became {new.grid}"
 
 
 def _rendering(
@@ -385,8 +423,10 @@ def _change(before: CallMessages, after: CallMessages) -> tuple[Cause, str] | No
     for place, (old, new) in enumerate(zip(earlier, after.messages, strict=False)):
         if old != new:
             what = f"message {place} ({old.role})"
-            if msgspec.structs.replace(old, text=new.text) != new:
+            if msgspec.structs.replace(old, text=new.text, images=new.images) != new:
                 return Cause.CONTEXT, f"the app changed {what}"
+            if old.text == new.text:
+                return Cause.IMAGE, f"the app changed the images of {what}{_counts(old, new)}"
             if _lost_thoughts(old.text, new.text):
                 return Cause.THOUGHTS, f"the app left out the thoughts of {what}"
             if _DATES.sub("", old.text) == _DATES.sub("", new.text):
@@ -407,6 +447,12 @@ def _change(before: CallMessages, after: CallMessages) -> tuple[Cause, str] | No
     if before.answer is not None:
         cause, what = _rewritten(before.answer, following)
     return cause, f"the app changed {what} before it sent it back (message {len(earlier)})"
+
+
+def _counts(old: Message, new: Message) -> str:
+    """Return how many images two messages have, if the numbers differ."""
+    before, after = len(old.images), len(new.images)
+    return "" if before == after else f" ({before} became {after})"
 
 
 def _lost_thoughts(old: str, new: str) -> bool:
@@ -456,12 +502,17 @@ def _difference(old: str, new: str) -> str:
     return "; ".join(f"{kind} {', '.join(sorted(keys))}" for kind, keys in kinds.items() if keys)
 
 
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, list):
-        return "".join(_part(part) for part in content)
-    return str(content)
+def _content(content: Any) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Return the text and the images of a message; see `Message`."""
+    if not isinstance(content, list):
+        return "" if content is None else str(content), ()
+    text, images = "", []
+    for part in content:
+        if is_reference(part) and part["modality"] == "image" and "sha256" in part:
+            images.append((len(text), str(part["sha256"])))
+        else:
+            text += _part(part)
+    return text, tuple(images)
 
 
 def _part(part: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,19 @@ import pytest
 import torch
 
 from lightspan.errors import DataError
+from lightspan_testing.image_suite import image_reference
 from lightspan_testing.learner_suite.rows import token_logprobs
 from lightspan_testing.tiny import tiny_model
-from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import (
+    VisionFamily,
+    image_chat,
+    picture,
+    tiny_seeing_model,
+)
 from lightspan_torch import SFT, Preferences
+from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
+from lightspan_torch.sft.rendering import render_demonstration
 
 
 def chat(colour: str, answer: str) -> dict[str, Any]:
@@ -30,11 +39,6 @@ def test_answers_to_images_of_equal_size_are_told_apart(tmp_path: Path) -> None:
     result = sft.fit(chats, tmp_path / "tuned")
     assert result.demonstrations == 2
     assert result.losses[-1] < 0.3 * result.losses[0]
-    from collections import Counter
-
-    from lightspan_torch.engine.tokenizer import load_tokenizer
-    from lightspan_torch.sft.rendering import render_demonstration
-
     tokenizer = load_tokenizer(tmp_path / "tuned")
     demos = []
     for each in chats:
@@ -53,6 +57,25 @@ def test_answers_to_images_of_equal_size_are_told_apart(tmp_path: Path) -> None:
             assert row.weights[1] > 0
             own = float(token_logprobs(model, row)[len(demo.prompt_ids) :].sum())
             assert own > -0.7  # of two answers, it takes its own
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
+def test_the_loss_is_that_of_transformers_with_pixels(tmp_path: Path, family: VisionFamily) -> None:
+    torch.set_num_threads(1)
+    folder = tiny_seeing_model(tmp_path / "model", seed=1, family=family)
+    chats = [chat("red", "query"), chat("blue", "singer name")]
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
+    demos, logprobs = [], list[float]()
+    for each in chats:
+        demo = render_demonstration(each, tokenizer, "chat", "last", Counter())
+        assert demo is not None
+        demos.append(demo)
+        prompt = demo.prompt_ids, demo.images
+        logprobs += image_reference(model, prompt, demo.response_ids)
+    expected = pytest.approx([-sum(logprobs) / len(logprobs)], abs=1e-5)
+    for number, given in enumerate((chats, demos)):
+        result = SFT(folder, batch_size=2).fit(given, tmp_path / f"tuned-{number}")
+        assert result.losses == expected
 
 
 def test_a_model_without_sight_leaves_them_out(tmp_path: Path) -> None:

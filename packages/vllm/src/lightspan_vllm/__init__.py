@@ -10,6 +10,7 @@ Start with `engine`, the engine, and `config`, its settings (`lightspan.VLLM`).
 | `request` | a request that can be resumed |
 | `client` | HTTP client of a server |
 | `requirements` | checks that a server has the flags it needs |
+| `weight_sync_check` | compares the weights of servers and learner |
 | `process` | runs a server process |
 | `weights`, `broadcast` | write weights into files; send them over the network |
 

@@ -22,7 +22,7 @@ from lightspan.schema.validation import (
     check_whole,
 )
 from lightspan_gateway.serving.loopback import is_loopback
-from lightspan_torch.engine.config import check_date
+from lightspan_torch.engine.config import check_date, model_copies
 
 if TYPE_CHECKING:
     from lightspan_vllm.engine import VLLMEngine
@@ -223,7 +223,7 @@ class VLLM(msgspec.Struct, frozen=True, kw_only=True):
 
         Each tuple has the names of the policies that share a copy.
         """
-        return [(name,) for name in request.models] if self.merge else request.copies()
+        return [(name,) for name in request.models] if self.merge else model_copies(request)
 
     def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Estimate the memory that servers on this machine need: name of a part → bytes.

@@ -39,8 +39,8 @@ from lightspan.protocols.engine import (
     EngineCapabilities,
     GenerationRequest,
     LoRAWeights,
-    Probe,
     ProbedEngine,
+    Score,
     TokenChunk,
     TokenEngine,
 )
@@ -54,6 +54,7 @@ from lightspan_vllm.requirements import check_parallel, max_lora_rank
 from lightspan_vllm.server_pool import TEMPERATURES, ServerPool, first_of
 from lightspan_vllm.supervised_server import Server
 from lightspan_vllm.timings import ServerTimings
+from lightspan_vllm.weight_sync_check import Probe, check_probes
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, WeightStore
 
 CAPABILITIES: Final = EngineCapabilities(
@@ -65,9 +66,10 @@ CAPABILITIES: Final = EngineCapabilities(
     temperatures=TEMPERATURES,
     in_place_update=True,
     trainable_truncation=True,
+    images=(),
 )
-"""Calls with a grammar are refused. vLLM has grammars, but it is not verified that it masks the
-same tokens as the learner."""
+"""Calls with images are refused, whatever the model. Calls with a grammar are refused: vLLM has
+grammars, but it is not verified that it masks the same tokens as the learner."""
 INSTALL_HINT: Final = (
     "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/guides/vllm.md says, and "
@@ -236,8 +238,17 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         await asyncio.shield(asyncio.ensure_future(self._update(pool, policy, weights, version)))
 
     async def probes(self, policy: str) -> list[Probe]:
+        """Answer recent prompts with the current weights on each server of the policy.
+
+        Raises:
+            EngineError: a server failed.
+            NotFoundError: the policy is unknown.
+        """
         self._check_policy(policy)
         return await self._pool(policy).probes(policy)
+
+    async def check_weights(self, policy: str, version: int, score: Score) -> None:
+        await check_probes(await self.probes(policy), policy, version, score)
 
     def usage(self) -> dict[str, float]:
         """Return the usage as `TokenEngine.usage` describes.

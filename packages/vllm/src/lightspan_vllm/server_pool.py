@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from lightspan.errors import EngineClosedError, EngineError, LightspanError, UnsupportedError
-from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, Probe, TokenChunk
+from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, TokenChunk
 from lightspan.schema.token_records import Sampling
 from lightspan_torch.engine.request_checks import check_request, copy_of
 from lightspan_vllm.client import Chunk, Unreachable
 from lightspan_vllm.load_balancer import LoadBalancer
 from lightspan_vllm.request import Job
 from lightspan_vllm.supervised_server import Server
+from lightspan_vllm.weight_sync_check import Probe
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 log = logging.getLogger(__name__)

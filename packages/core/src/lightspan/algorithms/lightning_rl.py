@@ -399,11 +399,6 @@ class LightningRL(LightningSettings, Algorithm):
                 f"the learner does not support {', '.join(refused)}: leave it out, or use the "
                 "embedded learner"
             )
-        if engine.images and not learner.images:
-            raise UnsupportedError(
-                f"the engine takes images for {', '.join(engine.images)}, which the learner cannot "
-                "train on: use the embedded learner, or an engine that takes no images"
-            )
         if self.overlap and not engine.in_place_update:
             raise UnsupportedError(
                 f"overlap={self.overlap}: the engine cannot update weights while calls are "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple
 
 from lightspan.capture._globals import state
 from lightspan.capture.context import agent_attributes, make_span, notify_call_start
@@ -284,7 +284,7 @@ def patch_subclasses(base: Any, wrap: Callable[[type], None]) -> Patch:
     return Patch(base, "__init_subclass__", lambda patch: replacement)
 
 
-class Instrumentation:
+class Instrumentation(AbstractContextManager["Instrumentation"]):
     """The result of an adapter's `instrument()`. As a context manager it undoes `instrument()`.
 
     Args:
@@ -293,9 +293,6 @@ class Instrumentation:
 
     def __init__(self, undo: Callable[[], None] | None) -> None:
         self._undo = undo
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._undo is not None:

@@ -11,8 +11,9 @@ import atexit
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
@@ -29,7 +30,7 @@ PROMPTS: Final = "prompts.json"
 """Name of the file with the learned prompts, in a run's folder."""
 
 
-class AppliedPrompts:
+class AppliedPrompts(AbstractContextManager["AppliedPrompts"]):
     """The result of `apply_prompts`. In a `with` statement, prompts apply until the block ends."""
 
     def __init__(self, prompts: Mapping[str, LearnedPrompt], *, strict: bool, source: str) -> None:
@@ -87,9 +88,6 @@ class AppliedPrompts:
                     "nothing: is it named as in training, and was instrument() called?",
                     name,
                 )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

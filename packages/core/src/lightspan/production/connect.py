@@ -10,7 +10,8 @@ is sent to the server.
 from __future__ import annotations
 
 import os
-from typing import Any, Final, Self
+from contextlib import AbstractContextManager
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,7 +34,7 @@ _TIMEOUT_S: Final = 10.0
 """Seconds to wait for the server's routes."""
 
 
-class Connection:
+class Connection(AbstractContextManager["Connection"]):
     """The result of `connect`. In a `with` statement, the connection ends with the block."""
 
     def __init__(self, url: str | None, ambient: AgentContext | None) -> None:
@@ -47,9 +48,6 @@ class Connection:
         """Stop redirecting model calls. Idempotent."""
         if self._ambient is not None:
             context.disconnect(self._ambient)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -18,9 +18,9 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from lightspan.capture import context, context_propagation, sdk_instrumentation
 from lightspan.capture.context import AgentContext, AttemptHandle
@@ -36,7 +36,7 @@ from lightspan.schema.spans import new_trace_id
 log = logging.getLogger(__name__)
 
 
-class Recording:
+class Recording(AbstractContextManager["Recording"]):
     """The result of `record`. In a `with` statement, recording stops at the end of the block."""
 
     def __init__(self, options: RecordOptions | None) -> None:
@@ -99,9 +99,6 @@ class Recording:
         """
         if self._attempts is not None:
             self._attempts = OpenAttempts(self._attempts.options)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

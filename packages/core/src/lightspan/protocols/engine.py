@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from lightspan.errors import EngineError, UnsupportedError
+from lightspan.lightning.rows import Row
 from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import FinishReason, Sampling
 
+Score = Callable[[Sequence[Row]], Awaitable[list[list[float]]]]
+"""Function that returns the log-probability of each token of rows."""
 ToolParserName = Literal["hermes", "llama", "json", "mistral", "deepseek", "pythonic"]
 """Name of a parser in `lightspan_gateway.tools` that reads the tool calls of a model family."""
 
@@ -72,24 +75,6 @@ class LoRAWeights(msgspec.Struct, frozen=True, kw_only=True):
     layers: Mapping[str, tuple[Any, Any]]
     """Name of a linear layer → A [rank, inputs] and B [outputs, rank]: immutable tensors on the
     CPU."""
-
-
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's answer to a prompt, sampled at temperature 1.
-
-    The trainer compares its log-probabilities with the learner's, to check the engine's weights.
-    """
-
-    where: str
-    """Name of the server, for messages."""
-    version: int
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float]
-    tolerance: float
-    """Maximum mean difference between the log-probabilities of engine and learner; it depends on
-    the float type.
-    """
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,21 +282,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def shares_model(self, policy: str) -> bool:
         """Return whether another policy with LoRA starts from the same model."""
-        identity = _identity(self.models[policy])
-        return any(_identity(self.models[o]) == identity for o in self.lora if o != policy)
-
-    def copies(self) -> list[tuple[str, ...]]:
-        """Return the policies that use each copy of a model in the engine, one tuple per copy.
-
-        Policies with LoRA on the same model share one copy of the model. Each other policy has its
-        own.
-        """
-        groups: dict[tuple[bool, str], list[str]] = {}
-        for policy, model in self.models.items():
-            is_shared = policy in self.lora
-            name = _identity(model) if is_shared else policy
-            groups.setdefault((is_shared, name), []).append(policy)
-        return [tuple(policies) for policies in groups.values()]
+        identity = model_identity(self.models[policy])
+        return any(model_identity(self.models[o]) == identity for o in self.lora if o != policy)
 
 
 class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,7 +337,7 @@ class EngineSpec(Protocol):
         """
 
 
-def _identity(model: Any) -> str:
+def model_identity(model: Any) -> str:
     """Return the name or path of a model; for a loaded model, the `id` of the object as text."""
     return os.fspath(model) if isinstance(model, str | os.PathLike) else str(id(model))
 
@@ -374,15 +346,20 @@ def _identity(model: Any) -> str:
 class ProbedEngine(Protocol):
     """A `TokenEngine` whose servers have their own copies of the weights, in other processes.
 
-    After each update, the trainer checks the copies: it compares samples of the engine with the
-    learner's log-probabilities. An engine in the trainer's own process needs no such check.
+    After each update, the trainer lets it compare the copies with the learner's weights. An engine
+    in the trainer's own process needs no such check.
     """
 
-    async def probes(self, policy: str) -> list[Probe]:
-        """Answer recent prompts with the current weights on each server of the policy.
+    async def check_weights(self, policy: str, version: int, score: Score) -> None:
+        """Compare the log-probabilities of answers that each server samples with the learner's.
+
+        Args:
+            policy: name of the policy.
+            version: version that was published.
+            score: returns the learner's log-probability of each token of rows, as `Learner.score`.
 
         Raises:
-            EngineError: a server failed.
+            EngineError: a server failed, or has other weights or another version.
             NotFoundError: the policy is unknown.
         """
 

@@ -21,7 +21,6 @@ import msgspec
 from msgspec.structs import replace
 
 from lightspan.schema.llm import LLM
-from lightspan.schema.records import Mode
 from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.token_records import Sampling
 
@@ -106,19 +105,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def selected(self) -> bool:
         return self.route is Route.POLICY
-
-    def forced(self, mode: Mode) -> Sampling | None:
-        """Return the sampling parameters that replace the app's; None keeps the app's.
-
-        Args:
-            mode: purpose of the rollout. For `Mode.VAL` the caller must use only the `temperature`
-                of the result.
-        """
-        if not self.selected or mode is not Mode.VAL:
-            return self.sampling if self.selected else None
-        if self.validate_temperature is None:
-            return None
-        return Sampling(temperature=self.validate_temperature)
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,7 +3,7 @@
 - `settings` validates a trainer's arguments.
 - `session` opens the parts of a run and is the `TrainerContext` of its algorithm.
 - `loop` runs the steps.
-- `backends` builds engine and learner; `weight_sync_check` compares their weights.
+- `backends` builds engine and learner.
 - `data` loads tasks; `collector` enqueues rollouts and reads their episodes.
 - `in_flight` tracks groups of rollouts that were submitted and not trained yet.
 - `rewards` scores episodes in place of the app.

@@ -7,10 +7,10 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from lightspan.lightning.advantages import Explanation
 from lightspan.lightning.episode import Episode, lowest_reward, score_failure
 from lightspan.lightning.forks import ForkPoint
 from lightspan.lightning.rollout_checks import ENOUGH_TASKS, RolloutChecks, check_evaluable
+from lightspan.lightning.rows import Row
 from lightspan.lightning.transitions import TransitionKey
 from lightspan.plugins import installed_plugins, load_plugin
 from lightspan.production.exporters import TrainingExport, find_exporter
@@ -50,12 +51,11 @@ from lightspan.training.results import Evaluation, FitResult
 from lightspan.training.resume import find_start, next_version, no_checkpoint
 from lightspan.training.rewards import Rewards, ScoringPosition
 from lightspan.training.settings import TrainerSettings
-from lightspan.training.weight_sync_check import check_probes
 
 T = TypeVar("T")
 
 
-class Session:
+class Session(AbstractAsyncContextManager["Session"]):
     """One run of `fit`, `evaluate` or a dry run; the `TrainerContext` of its algorithm.
 
     Args:
@@ -119,9 +119,6 @@ class Session:
         self._is_resumable = False
         """Whether a training began, so that `resume=True` may continue it after an error."""
         self._rewards: Rewards | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
@@ -604,10 +601,12 @@ class Session:
         await self.learner.publish(engine, versions)
         if isinstance(engine, ProbedEngine):
             for policy, version in versions.items():
-                probes = await engine.probes(policy)
-                await self.learn(partial(check_probes, probes, policy, version, self.learner))
+                await engine.check_weights(policy, version, self._score)
         self.state.versions = versions
         self._published += 1
+
+    async def _score(self, rows: Sequence[Row]) -> list[list[float]]:
+        return await self.learn(partial(self.learner.score, rows))
 
     def note(self, text: str) -> None:
         self.reporter.line(f"step {self.state.step}: {text}")

@@ -385,7 +385,7 @@ def read_fields(
         body: the request.
         rules: rules of the dialect.
         mode: mode of the rollout; in validation only the temperature of `forced` applies.
-        forced: sampling parameters that the algorithm sets (`Target.forced`); None to use those of
+        forced: sampling parameters that the algorithm sets (`Target`); None to use those of
             the request.
         adjust: function that may add or remove entries in the dict of unsupported fields; None if
             there are none to edit.
@@ -534,7 +534,10 @@ def images_advice(kind: object, expected: str) -> str:
     """
     if kind not in IMAGE_TYPES.values():
         return ""
-    return f"; images ({expected!r}) need a policy whose model sees, such as Qwen2.5-VL"
+    return (
+        f"; images ({expected!r}) need a policy whose model sees, such as Qwen2.5-VL, and the "
+        "embedded engine"
+    )
 
 
 def _content(content: Any, where: str) -> str | list[Any] | None:

@@ -14,7 +14,7 @@ _KINDS: Final[Mapping[str, type[LightspanError]]] = {
     kind.__name__: kind
     for kind in (
         *(errors.ConflictError, errors.DataError, errors.IllegalMoveError, errors.NotFoundError),
-        *(errors.StaleEpochError, StoreError, StoreFormatError, StoreUnreachableError),
+        *(StoreError, StoreFormatError, StoreUnreachableError),
     )
 }
 """Name → class of the errors that a client raises; it raises other errors as `StoreError`."""

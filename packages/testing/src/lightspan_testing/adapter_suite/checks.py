@@ -11,13 +11,49 @@ from msgspec.structs import replace
 
 from lightspan.lightning import Episode, Rejection, build_episode, classify_calls
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
+from lightspan.schema.media import digests_in
 from lightspan.schema.records import Attempt, AttemptStatus, Rollout
 from lightspan.schema.routing import Route, agent_name, split_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
+from lightspan.training.collector import load_records
 from lightspan_testing.adapter_harness import POLICY, Part, Played, Stage, sampled_text
 from lightspan_testing.adapter_suite.scenarios import BYPASSED, App, Impossible
 from lightspan_testing.attempts import Captured, path_of
+from lightspan_testing.byte_tokenizer import PLACEHOLDER
+
+
+# --- images ---------------------------------------------------------------------------------
+def check_image(stage: Stage, played: Played, data: bytes) -> None:
+    """Check that the only call of an attempt has an image as the app sent it.
+
+    The call's span refers to the image, and the image is recorded. If the call went to the policy,
+    which sees, the image is in its place in the recorded prompt, as the engine got it.
+
+    Args:
+        stage: the scripted endpoint, and the gateway of a policy that sees.
+        played: the ended attempt.
+        data: the image file.
+    """
+    image = Image.of(data, "image/png")
+    [span] = played.llm_spans
+    assert digests_in(span.attributes) == {image.digest}
+    if not played.through_gateway:
+        assert played.scope.recorder.images_of([span]) == [image]
+        return
+    name = played.scope.attempt_id
+    [record] = played.records = stage.wait(load_records(stage.store, [name]))[name]
+    request = stage.engine.requests[-1]
+    assert (record.prompt_ids, record.images) == (request.prompt_ids, request.images)
+    [placed] = record.images
+    assert (placed.digest, placed.data) == (image.digest, data)
+    assert placed.length == placed.grid[0] * placed.grid[1] > 1
+    places = [place for place, token in enumerate(record.prompt_ids) if token == PLACEHOLDER]
+    assert places == [*range(placed.start, placed.start + placed.length)]
+    # nothing but the missing reward keeps the call from training
+    counts = classify_calls(stage.episode(played), POLICY).counts()
+    assert counts == {"rejected:unscored": 1}
 
 
 # --- attempts -------------------------------------------------------------------------------

@@ -203,7 +203,10 @@ class ImageTests:
             assert rig.engine.requests == []
             assert await store.images([RED.digest]) == {}
         assert status == 400
-        advice = f"images ({part['type']!r}) need a policy whose model sees, such as Qwen2.5-VL"
+        advice = (
+            f"images ({part['type']!r}) need a policy whose model sees, such as Qwen2.5-VL, and "
+            "the embedded engine"
+        )
         assert advice in answer
         where = ("input" if api.path == "responses" else "messages") + "[0].content[1]"
         assert span.attributes[c.CALL_REFUSED] == where

@@ -40,6 +40,7 @@ from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 from lightspan_tools.dry_run import report_model as model
 from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
+from lightspan_tools.images import references_of
 from lightspan_tools.merge_diagnostics import Break, Decode, Merging, exchanges_of, read_merging
 from lightspan_tools.sampling_overrides import overrides_of
 from lightspan_tools.uncaptured_requests import describe_request, fix_of, host_of, requests_of
@@ -143,6 +144,7 @@ def _agent(
     tokens = [token_counts(entry.call) for entry in entries]
     rejected = Counter(e.rejection for e in entries if e.rejection is not None)
     texts = {entry.rejection: _rejection_text(entry) for entry in reversed(entries)}
+    images = [_image_tokens(entry.call) for entry in entries]
     unseen = Counter(
         client_of(entry.call.span)
         for entry in entries
@@ -171,6 +173,9 @@ def _agent(
             for episode, coverage in zip(findings.episodes, findings.coverages, strict=True)
             for call in coverage.trained
         ),
+        image_calls=sum(map(bool, images)),
+        images=len({digest for tokens in images for digest in tokens}),
+        image_tokens=_spread(each for tokens in images for each in tokens.values()),
         acted=acted,
         failed=len(errors),
         error=errors[0] if errors else "",
@@ -249,6 +254,24 @@ def token_counts(call: Call) -> tuple[int | None, int | None]:
     if call.span is None or call.choice:  # an endpoint counts all choices together
         return None, None
     return c.usage_of(call.span.attributes)
+
+
+def _image_tokens(call: Call) -> dict[str, int | None]:
+    """Return digest → number of prompt tokens of each image of a call; None if unknown."""
+    if call.record is None:
+        return dict.fromkeys(references_of(call))
+    tokens: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for run in call.record.images:
+        tokens[run.digest] += run.length
+        times[run.digest] += not run.first
+    return {digest: count // times[digest] for digest, count in tokens.items()}
+
+
+def digests_of(findings: Findings) -> set[str]:
+    """Return the digests of the images in the recorded prompts."""
+    records = [entry.call.record for entry in findings.entries]
+    return {image.digest for record in records if record for image in record.images}
 
 
 def read_uncaptured(findings: Findings) -> list[model.UncapturedReport]:

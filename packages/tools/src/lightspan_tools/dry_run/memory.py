@@ -6,7 +6,7 @@ import contextlib
 import resource
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,20 @@ async def try_update(session: Session, rows: Sequence[Row]) -> None:
 
 
 # --- memory -----------------------------------------------------------------------------------
+def image_bytes(digests: Collection[str], share: float) -> int:
+    """Return the bytes of features of images that `fit` will keep at once.
+
+    Args:
+        digests: images of the dry run. Those that its engine and learner have seen are measured.
+        share: the dry run's tasks as a share of the tasks of `fit`.
+    """
+    if not digests:
+        return 0
+    from lightspan_torch.vision.features import CACHE_BYTES, kept_bytes
+
+    return min(CACHE_BYTES, round(kept_bytes(digests) / share))
+
+
 def peak_bytes() -> int:
     """Return the peak memory of this process, in bytes."""
     status = Path("/proc/self/status")

@@ -110,6 +110,13 @@ def _agent_notes(agent: model.AgentReport, inside: Sequence[str], *, trains: boo
             f"{agent.failed} of {agent.calls} calls to its endpoint failed: {agent.error}. With "
             'frozen="base", the starting weights answer in its place'
         )
+    if agent.images:
+        tokens = agent.image_tokens
+        sizes = "" if tokens is None else f", {_spread(tokens)} prompt tokens each (mean / largest)"
+        yield (
+            f"{agent.image_calls} of {plural(agent.calls, 'call')} have images: "
+            f"{plural(agent.images, 'different image')}{sizes}"
+        )
     for reason in agent.rejected:
         yield f"{reason.calls} rejected ({reason.code}): {reason.text}"
     if agent.retried:

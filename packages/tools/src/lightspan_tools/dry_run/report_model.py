@@ -62,6 +62,12 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of a trained agent that bypassed the gateway, by client, each with a hint."""
     retried: int = 0
     """Trained calls inside a block of the agent that ended in an error and was retried."""
+    image_calls: int = 0
+    """Calls with images in their messages."""
+    images: int = 0
+    """Number of different images in these calls."""
+    image_tokens: Spread | None = None
+    """Prompt tokens per image; None if unknown."""
     acted: bool = False
     """Whether a span of the agent was recorded."""
     failed: int = 0

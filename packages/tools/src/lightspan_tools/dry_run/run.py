@@ -60,6 +60,7 @@ class _Measurements(NamedTuple):
     rows: model.RowReport
     peak_bytes: int
     runner_bytes: int | None
+    image_bytes: int
 
 
 @dataclass(eq=False)
@@ -233,7 +234,13 @@ class DryRun:
                 self._problems.append(f"fit would stop: {error}")
             finally:
                 session.reporter.finish()
-        return _Measurements(rows, memory.peak_bytes(), memory.runner_bytes(session.runners))
+        share = min(self.count, len(self.tasks)) / len(self.tasks)
+        return _Measurements(
+            rows,
+            memory.peak_bytes(),
+            memory.runner_bytes(session.runners),
+            memory.image_bytes(analysis.digests_of(findings), share),
+        )
 
     # --- the sections ---------------------------------------------------------------------
     def _memory(self, measured: _Measurements | None) -> model.MemoryReport | None:
@@ -243,8 +250,12 @@ class DryRun:
         self._missing += [missing] if missing else []
         if report is None or measured is None:
             return report
+        images = {"features of images": measured.image_bytes} if measured.image_bytes else {}
         return msgspec.structs.replace(
-            report, peak_bytes=measured.peak_bytes, runner_bytes=measured.runner_bytes
+            report,
+            parts=report.parts | images,
+            peak_bytes=measured.peak_bytes,
+            runner_bytes=measured.runner_bytes,
         )
 
     def _plan(self) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from lightspan.errors import ConfigError
-from lightspan.protocols.engine import EngineRequest, ModelSize, ToolParserName
+from lightspan.protocols.engine import EngineRequest, ModelSize, ToolParserName, model_identity
 from lightspan.schema.validation import check_choice, check_whole
 
 if TYPE_CHECKING:
@@ -22,6 +22,19 @@ def check_date(name: str, value: object) -> None:
     """Raise `ConfigError` unless the value is a date."""
     if not isinstance(value, datetime.date):
         raise ConfigError(f"{name}={value!r} must be a date, such as datetime.date(2026, 11, 20)")
+
+
+def model_copies(request: EngineRequest) -> list[tuple[str, ...]]:
+    """Return the policies that use each copy of a model in the engine, one tuple per copy.
+
+    Policies with LoRA on the same model share one copy of the model. Each other policy has its own.
+    """
+    groups: dict[tuple[bool, str], list[str]] = {}
+    for policy, model in request.models.items():
+        is_shared = policy in request.lora
+        name = model_identity(model) if is_shared else policy
+        groups.setdefault((is_shared, name), []).append(policy)
+    return [tuple(policies) for policies in groups.values()]
 
 
 class Transformers(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +118,7 @@ class Transformers(msgspec.Struct, frozen=True, kw_only=True):
 
         Each tuple has the names of the policies that share a copy.
         """
-        return [(name,) for name in request.models] if self.merge_lora else request.copies()
+        return [(name,) for name in request.models] if self.merge_lora else model_copies(request)
 
     def memory(self, size: ModelSize, device: str, policies: int = 1) -> dict[str, int]:
         """Estimate the memory of one copy of a model: name of a part → bytes.

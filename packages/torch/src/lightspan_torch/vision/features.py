@@ -16,7 +16,7 @@ import inspect
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -94,6 +94,11 @@ class _Cache:
                 self._images[key] = found
             return found
 
+    def size(self, digests: Collection[str]) -> int:
+        """Return the bytes of the images with the given digests that are in the cache."""
+        with self._lock:
+            return sum(each.size for each in self._images.values() if each.digest in digests)
+
     def shrink(self) -> None:
         """Drop the images that were not used for the longest time, until the limit is kept."""
         with self._lock:
@@ -104,6 +109,11 @@ class _Cache:
 
 
 _CACHE: Final = _Cache(CACHE_BYTES)
+
+
+def kept_bytes(digests: Collection[str]) -> int:
+    """Return the bytes of features (and files) that are kept of images, by their digests."""
+    return _CACHE.size(digests)
 
 
 class Run(NamedTuple):

@@ -202,7 +202,7 @@ def image_of(part: Mapping[str, Any]) -> Image:
         DataError: the part has no `data:` URL of an image with valid base64.
     """
     inner = part.get("image_url")
-    url = inner.get("url") if isinstance(inner, Mapping) else None
+    url = inner.get("url") if isinstance(inner, Mapping) else inner
     found = _DATA_URL.match(url) if isinstance(url, str) else None
     if not isinstance(url, str) or found is None:
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from lightspan.errors import EngineError
-from lightspan.protocols.engine import Probe
-from lightspan.training.weight_sync_check import check_probes
+from lightspan.lightning.rows import Row
+from lightspan.protocols.engine import Score
 from lightspan_testing.engine_suite import of_tokens, perturbed, reference, with_weights
 from lightspan_testing.tiny import tiny_model
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner.torch import TorchLearner
+from lightspan_vllm.weight_sync_check import Probe, check_probes
 
 PROMPT = [5, 6, 7, 8, 9]
 IDS = [20, 30, 40, 50]
@@ -28,8 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def learner(folder: Path) -> TorchLearner:
-    return TorchLearner({"p": str(folder)})
+def score(folder: Path) -> Score:
+    learner = TorchLearner({"p": str(folder)})
+
+    async def scores(rows: Sequence[Row]) -> list[list[float]]:
+        return learner.score(rows)
+
+    return scores
 
 
 def probe(model: Any, where: str = "server 0") -> Probe:
@@ -44,29 +51,29 @@ def probe(model: Any, where: str = "server 0") -> Probe:
     )
 
 
-def test_other_weights_end_the_run_and_the_server_is_named(
-    folder: Path, learner: TorchLearner
+async def test_other_weights_end_the_run_and_the_server_is_named(
+    folder: Path, score: Score
 ) -> None:
     model = load_model(folder)
     other = with_weights(folder, perturbed(model, seed=3))
     message = r"server 1 reports version 3 of policy p, but .* of 4 sampled tokens differ from"
     with pytest.raises(EngineError, match=message):
-        check_probes([probe(model), probe(other, "server 1")], "p", 3, learner)
+        await check_probes([probe(model), probe(other, "server 1")], "p", 3, score)
 
 
-def test_log_probabilities_that_are_no_numbers_do_not_pass(
-    folder: Path, learner: TorchLearner
+async def test_log_probabilities_that_are_no_numbers_do_not_pass(
+    folder: Path, score: Score
 ) -> None:
     wrong = msgspec.structs.replace(probe(load_model(folder)), logprobs=[float("nan")] * 4)
     with pytest.raises(EngineError, match="differ from the learner's by nan"):
-        check_probes([wrong], "p", 3, learner)
+        await check_probes([wrong], "p", 3, score)
 
 
-def test_an_answer_without_tokens_does_not_pass(folder: Path, learner: TorchLearner) -> None:
+async def test_an_answer_without_tokens_does_not_pass(folder: Path, score: Score) -> None:
     fine = probe(load_model(folder))
     empty = msgspec.structs.replace(fine, where="server 1", ids=[], logprobs=[])
     with pytest.raises(EngineError) as caught:
-        check_probes([fine, empty], "p", 3, learner)
+        await check_probes([fine, empty], "p", 3, score)
     assert str(caught.value) == (
         "weight sync unchecked: server 1 answered a prompt of 5 tokens with no tokens after the "
         "update of policy p to version 3, so its weights cannot be compared with the learner's. "

@@ -1,17 +1,36 @@
-"""Check that an engine serves the learner's weights."""
+"""Check that servers have the learner's weights."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
+
 from lightspan.errors import EngineError
 from lightspan.lightning.rows import Response, Row
-from lightspan.protocols.engine import Probe
-from lightspan.protocols.learner import Learner
+from lightspan.protocols.engine import Score
 
 
-def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Learner) -> None:
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's answer to a prompt, sampled at temperature 1.
+
+    Its log-probabilities are compared with the learner's, to check the server's weights.
+    """
+
+    where: str
+    """Name of the server, for messages."""
+    version: int
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    tolerance: float
+    """Maximum mean difference between the log-probabilities of server and learner; it depends on
+    the float type.
+    """
+
+
+async def check_probes(probes: Sequence[Probe], policy: str, version: int, score: Score) -> None:
     """Check that the engine computes the same log-probabilities as the learner.
 
     It is called after new weights were published, which means that the engine has loaded them.
@@ -24,7 +43,7 @@ def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Le
         probes: answers sampled by each server of the engine.
         policy: name of the policy.
         version: published version.
-        learner: learner with the published weights.
+        score: returns the learner's log-probabilities, with the published weights.
 
     Raises:
         EngineError: log-probabilities or versions differ, or an answer has no tokens.
@@ -37,7 +56,7 @@ def check_probes(probes: Sequence[Probe], policy: str, version: int, learner: Le
                 f"{policy} to version {version}, so its weights cannot be compared with the "
                 "learner's. Training stopped; the last checkpoint is intact"
             )
-    expected = learner.score([_row(probe, policy) for probe in probes])
+    expected = await score([_row(probe, policy) for probe in probes])
     gaps: dict[str, list[float]] = defaultdict(list)
     tolerances = {probe.where: probe.tolerance for probe in probes}
     for probe, scores in zip(probes, expected, strict=True):
