@@ -135,7 +135,7 @@ def train(folder: Path, *options: str) -> None:
     assert "(n=4" in done.stdout.splitlines()[-1], "what it gained"
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     (step,) = [line for line in lines if line["kind"] == "train"]
-    assert step["calls"] == 16 * 8
+    assert step["calls"] == step["scored"] > 0
     assert step["batch/trained_tokens"] > 0, "rewards differ within groups"
 
 

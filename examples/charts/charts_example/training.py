@@ -37,15 +37,19 @@ class SeeingImitation(Imitation):
 
 RECIPE = Recipe(
     imitation=SeeingImitation(demonstrations=COUNT, prompt_weight=0.0),
-    steps=12,
+    steps=30,
     group_size=8,
-    tasks_per_step=16,
+    tasks_per_step=32,
     minibatches=2,
     learning_rate=4e-4,
+    warmup=8,  # updates; without, and at 1e-3, the first steps unlearned to see
+    decay=1.0,
     temperature=0.7,
     max_tokens=16,
 )
-REAL_MODEL = replace(RECIPE, steps=100, learning_rate=None, max_tokens=32)
+REAL_MODEL = replace(
+    RECIPE, steps=100, tasks_per_step=16, learning_rate=None, warmup=0, decay=None, max_tokens=32
+)
 """Recipe for a model of `--model`; it has not been run on a GPU yet."""
 
 
