@@ -3,7 +3,7 @@
     python benchmarks/learning.py                        SQL: seeds 0, 1 and 2, and every control
     python benchmarks/learning.py --example rag          the same of RAG; or rag-crewai, math,
                                                          router, router-pydantic-ai,
-                                                         quest, terminal, textworld
+                                                         quest, terminal, textworld, charts
     python benchmarks/learning.py --seeds 0              one seed
     python benchmarks/learning.py --parts rl             without the controls
     python benchmarks/learning.py --parts air            SQL with and without intermediate rewards,
@@ -22,10 +22,11 @@ The parts: `rl` is the recipe; `permuted` permutes the rewards within each group
 `sft` imitates the same demonstrations for as many CPU-seconds more, annealed: its rate falls to a
 twentieth over the updates that fit into them, as in the warm start (the router has none: it begins
 with a published model); `constant` is the best that one answer to everything can do; `rewriter`
-(SQL) trains one agent alone. Others compare arms with the same seeds, each against the first, which
-is the recipe: `air` (SQL) ways to use rewards on the way, `agents` (the crew) which agents learn,
-`policies` (the router) one policy behind both agents with one behind each, which are then swapped.
-What the app is for is evaluated, never a shaped reward.
+(SQL) trains one agent alone. After each training the charts are exchanged too: every question is
+asked about another one's picture. Others compare arms with the same seeds, each against the first,
+which is the recipe: `air` (SQL) ways to use rewards on the way, `agents` (the crew) which agents
+learn, `policies` (the router) one policy behind both agents with one behind each, which are then
+swapped. What the app is for is evaluated, never a shaped reward.
 """
 
 from __future__ import annotations
@@ -138,6 +139,23 @@ def terminal_guess(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Ma
     return guess_scores(test)
 
 
+def chart_guess(train: Sequence[Any], test: Sequence[Any], cache: Path) -> Mapping[str, float]:
+    """Return the share of test questions that each answer is right for, and that other charts
+    answer.
+    """
+    from charts_example.reward import constant_scores, exchanged_score
+
+    chance = {"what another chart shows": exchanged_score(test)}
+    return {**constant_scores(test), **chance}
+
+
+def exchanged_charts(test: Sequence[Any]) -> list[Any]:
+    """Return the test questions, each about the chart of another one."""
+    from charts_example.reward import exchanged
+
+    return exchanged(test)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """An example: its training module, its controls and the targets of its figures."""
@@ -165,6 +183,9 @@ class Subject:
     first_try: Mapping[str, Any] | None = None
     """Changes of a task with which only those agents act that are not trained in `alone`; None if
     that is not possible."""
+    exchanged: Callable[[Sequence[Any]], list[Any]] | None = None
+    """Function from the test tasks to tasks with equal questions about other inputs; None if there
+    are none."""
     imitates: bool = True
     """Whether the example starts with fine-tuning on demonstrations, of which more can be made."""
     comparison: str | None = None
@@ -199,6 +220,13 @@ def subject_of(example: str) -> Subject:
 
 
 SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
+    "charts": lambda: Subject(
+        training="charts_example.training",
+        metric="answers right",
+        constant=chart_guess,
+        constant_ceiling=0.25,  # the best answer for each kind of question
+        exchanged=exchanged_charts,
+    ),
     "sql": lambda: Subject(
         training="sql_example.training",
         metric="execution accuracy",
@@ -318,6 +346,8 @@ class Run:
     swapped: tuple[float, float] | None = None
     """With several policies, the score with each behind (its own agent, the next agent); else
     None."""
+    exchanged: float | None = None
+    """Score after training if each task has another one's input; None if it was not measured."""
     training: dict[str, float] = field(default_factory=dict)
     """Means over the training steps of the unshaped reward and of AIR's metrics."""
     before: dict[str, float] = field(default_factory=dict)
@@ -563,8 +593,19 @@ class Bench:
             run.first_try = self._first_try(folder.name, model, result.model, options["optimize"])
         if len(algorithm.policies()) > 1:
             run.swapped = self._swapped(folder.name, model, result.model)
+        if self.subject.exchanged is not None:
+            run.exchanged = self._exchanged(folder.name, model, result.model)
         SAY.line(str(run))
         return run
+
+    def _exchanged(self, name: str, base: Path, trained: Path) -> float:
+        """Return the score on the test tasks, each with the input of another one."""
+        assert self.subject.exchanged is not None
+        tasks = [
+            {**task, "id": f"exchanged {task['id']}"} for task in self.subject.exchanged(self.test)
+        ]
+        models = dict.fromkeys(self._code.TRAINED, trained)
+        return self.evaluate(models, base, tasks, f"{name}-exchanged")
 
     def _swapped(self, name: str, base: Path, trained: Path) -> tuple[float, float]:
         """Return the score with each policy behind its own agent, and behind the next agent."""
@@ -750,6 +791,11 @@ class Report:
         for run in self.all_runs:
             if run.frozen_unchanged is False:
                 yield f"{run.name}, seed {run.seed}: the frozen agents' weights changed"
+            if run.exchanged is not None and run.exchanged > self.subject.constant_ceiling:
+                yield (
+                    f"{run.name}, seed {run.seed}: {run.exchanged:.3f} with other inputs, promised "
+                    f"at most {self.subject.constant_ceiling}"
+                )
         for run in self.controls:
             if run.first_try is not None:
                 before, after = run.first_try
@@ -821,6 +867,8 @@ class Report:
                 lines.append(
                     f"{who}: each policy behind its own agent {own:.3f}, swapped {crossed:.3f}"
                 )
+            if run.exchanged is not None:
+                lines.append(f"{who}: with the input of another task: {run.exchanged:.3f}")
             odd = ", ".join(f"{count} {what}" for what, count in run.odd.items() if count)
             lines += [f"{who}: {odd}"] if odd else []
         lines += [f"{name}: {_over_seeds(found)}" for name, found in self._of_seeds.items()]

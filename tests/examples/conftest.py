@@ -29,7 +29,7 @@ FEW: dict[str, dict[str, Any]] = {
 
 collect_ignore_glob = [
     f"test_{name}_*.py"
-    for name in ("desk", "math", "quest", "rag", "router", "terminal", "textworld")
+    for name in ("charts", "desk", "math", "quest", "rag", "router", "terminal", "textworld")
     if find_spec(f"{name}_example") is None
 ]
 

@@ -18,7 +18,15 @@ import pytest
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ARGUMENTS = {"desk": ["?"], "math": ["?"], "quest": [], "rag": ["?"], "router": ["?"], "sql": ["?"]}
+ARGUMENTS = {
+    "charts": ["What is A plus C?"],
+    "desk": ["?"],
+    "math": ["?"],
+    "quest": [],
+    "rag": ["?"],
+    "router": ["?"],
+    "sql": ["?"],
+}
 
 
 @pytest.fixture(params=ARGUMENTS)

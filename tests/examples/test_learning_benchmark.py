@@ -124,6 +124,14 @@ def test_what_is_missed_is_said() -> None:
     ]
 
 
+def test_charts_that_are_exchanged_are_not_read() -> None:
+    subject = learning.subject_of("charts")
+    looks, guesses = run_of(exchanged=0.145), run_of(seed=1, exchanged=0.5)
+    report = learning.Report("charts", subject, runs=[looks, guesses])
+    assert list(report.missed()) == ["RL, seed 1: 0.500 with other inputs, promised at most 0.25"]
+    assert "RL, seed 0: with the input of another task: 0.145" in report.text().splitlines()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_all_parts_of_an_untaught_model(tmp_path: Path, sql_cache: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightspan import Optimizer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Imitation:
     """Settings of the small model's warm start: supervised fine-tuning on demonstrations."""
 
+    train_vision: ClassVar[bool] = False
+    """Whether the vision part of the model is trained too; a subclass may say so."""
     demonstrations: int = 16_000
     batch: int = 16
     learning_rate: float = 3e-3

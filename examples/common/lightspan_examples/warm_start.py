@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import json
 import shutil
@@ -35,6 +36,9 @@ class WarmStart:
     """
     sources: Sequence[ModuleType]
     """Modules that generate the demonstrations. A change of their code invalidates the cache."""
+    builder: str = "lightspan_examples.small_model"
+    """Module whose `build_model` makes the untrained model. It is imported when it is needed, since
+    it loads torch, which runners do without: they import the training module with the app."""
 
     def __call__(
         self, cache_dir: Path, seed: int, reporter: Reporter, recipe: Recipe | None = None
@@ -46,11 +50,9 @@ class WarmStart:
         Returns:
             The folder of the model, and the CPU-seconds that its training took.
         """
-        # It loads torch, which runners do without: they import this module with the app.
-        from lightspan_examples import small_model
-
+        builder = importlib.import_module(self.builder)
         settings = (recipe or self.recipe).imitation
-        digest = _digest(settings, (*self.sources, small_model))
+        digest = _digest(settings, (*self.sources, builder))
         folder = cache_dir / f"warm-start-{digest}-{seed}"
         complete = folder / "complete"
         if complete.exists():
@@ -59,7 +61,7 @@ class WarmStart:
         reporter.line("warm start: a small model imitates imperfect demonstrations")
         chats = self.demonstrate(settings.demonstrations, seed)
         base = folder.with_name(f"{folder.name}-untrained")
-        small_model.build_model(
+        builder.build_model(
             base,
             chats[:TOKENIZER_CHATS],
             seed=seed,
@@ -81,7 +83,7 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
     Args:
         updates: number of optimiser steps in place of one pass; None for one pass.
     """
-    from lightspan import SFT  # of lightspan-torch, which runners do without
+    from lightspan import SFT, Torch  # of lightspan-torch, which runners do without
 
     each = settings.demonstrations // settings.batch
     optimizer = Optimizer(
@@ -97,6 +99,7 @@ def make_sft(model: Path, seed: int, settings: Imitation, *, updates: int | None
         batch_size=settings.batch,
         prompt_weight=settings.prompt_weight,
         turns=settings.turns,
+        learner=Torch(train_vision=settings.train_vision),
         epochs=1.0 if updates is None else updates * settings.batch / settings.demonstrations,
         seed=seed,
     )
