@@ -3,7 +3,7 @@
 A script that knows the bug plays the model; the agent, the sandbox and the outputs are real. Every
 session ends with the repaired package. Many take a detour: they look around first, run the tests
 before they submit, or edit twice because the first edit is wrong. A script has as many calls as it
-needs, but training allows four. Reinforcement learns to leave the detours out.
+needs, but training allows three. Reinforcement learns to leave the detours out.
 """
 
 from __future__ import annotations
