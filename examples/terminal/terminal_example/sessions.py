@@ -25,8 +25,12 @@ Chat: TypeAlias = dict[str, Any]
 
 COUNT: Final = 6_000
 """Number of recorded sessions of a warm start."""
-LOOK_RATE: Final = 0.3
-"""Share of sessions that list the folder first."""
+LOOK_RATE: Final = 0.6
+"""Share of sessions that list the folder first.
+
+Most do: a policy that is moved at random does more of what it does most, and must not improve by
+that.
+"""
 MISTAKE_RATE: Final = 0.4
 """Share of sessions whose first edit is wrong."""
 TEST_RATE: Final = 0.1
