@@ -51,6 +51,7 @@ from typing import Any, Final
 
 import torch
 from _curves import Arm, crossed_interval, draw, seed_interval, steps_of
+from _report import circumstances
 
 from lightspan import LightningRL, Policy, Trainer
 from lightspan.algorithms import Metrics, TrainerContext
@@ -178,6 +179,8 @@ class Subject:
     """Promised minimum of the gain."""
     cluster: str | None = None
     """Key of a task that names its cluster; None if each task is a cluster of its own."""
+    kind: str | None = None
+    """Key of a task that names its kind, by which scores are told apart; None for no kinds."""
     alone: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Part → the options of LightningRL with which an agent is trained alone."""
     first_try: Mapping[str, Any] | None = None
@@ -309,6 +312,7 @@ SUBJECTS: Final[Mapping[str, Callable[[], Subject]]] = {
         constant=terminal_guess,
         constant_ceiling=0.3,
         cluster="name",
+        kind="kind",
         gain=0.15,
     ),
     "textworld": lambda: Subject(
@@ -355,6 +359,10 @@ class Run:
     after: dict[str, float] = field(default_factory=dict)
     clusters: dict[str, str] = field(default_factory=dict)
     """Task → its cluster; empty if each task is a cluster of its own."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Task → its kind; empty if the example's tasks have no kinds."""
+    circumstances: dict[str, Any] = field(default_factory=dict)
+    """Date, commit, machine and load."""
     odd: dict[str, int] = field(default_factory=dict)
     """Number of tasks and rollouts without a score, and of those whose app failed."""
 
@@ -588,6 +596,9 @@ class Bench:
         ).fit(self._code.answer, self.train, self.test, selection=self.dev)
         run = _run(name, seed, result, children_cpu() - before, time.monotonic() - started)
         run.warm_start_cpu_s = round(warm, 1)
+        run.circumstances = circumstances()
+        if self.subject.kind is not None:
+            run.kinds = {task["id"]: task[self.subject.kind] for task in self.test}
         run.frozen_unchanged = len(set(algorithm.hashes)) == 1 if algorithm.hashes else None
         if first_try:
             run.first_try = self._first_try(folder.name, model, result.model, options["optimize"])

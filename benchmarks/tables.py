@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import _coding_programs_table as coding_programs
 import _distill_table as distill
+import _learning_table as learning
 import _task_choice_table as task_choice
 import _verdicts_table as verdicts
 from _report import Figure, cells as figure_cells
@@ -71,6 +72,11 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
             "curves": distill.curves(distill.rows_of(distill.RESULTS)),
         },
         ROOT / "docs/evidence/peers.md": {"peers": results["peers_learning"]["table"]},
+        ROOT / "docs/evidence/terminal.md": {
+            "runs": learning.runs(results["learning_terminal"]),
+            "controls": learning.controls(results["learning_terminal"]),
+            "kinds": learning.kinds(results["learning_terminal"]),
+        },
         ROOT / "docs/evidence/verdicts.md": {
             "verdicts": verdicts.table(verdicts.rows_of(verdicts.RESULTS))
         },
@@ -101,7 +107,7 @@ def figures_table(results: dict[str, Any]) -> str:
     heads = ("what", "unit", "ours", "peer", "theirs", "ratio", "target", "")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for name, result in sorted(results.items()):
-        if "figures" not in result:
+        if not isinstance(result.get("figures"), list):
             continue
         lines.append(f"| **[`{name}.py`]({name}.py)**, {_circumstances(result)} | | | | | | | |")
         rows = [figure_cells(figure_of(row)) for row in result["figures"]]

@@ -81,6 +81,37 @@ def test_a_table_of_families(tables: Any) -> None:
     ]
 
 
+def test_tables_of_training_runs(tables: Any) -> None:
+    run = {
+        "seed": 0,
+        "points": [[0, 0.5], [2, 0.625]],
+        "gain": "+0.500 (+0.100..+0.900)",
+        "engine_cpu_s": 30.1,
+        "learner_cpu_s": 5.2,
+        "warm_start_cpu_s": 197.9,
+        "wall_s": 90.0,
+        "before": {"a": 0.0, "b": 0.0},
+        "after": {"a": 1.0, "b": 0.0},
+        "kinds": {"a": "logic", "b": "missing"},
+        "circumstances": {"date": "2026-01-02", "commit": "abc", "load": 3.5},
+    }
+    permuted = {**run, "name": "rewards permuted"}
+    figures = {"RL, seed 0": {**run, "name": "RL"}, "permuted, seed 0": permuted, "constant": {}}
+    cells = (
+        "0 | 0.000 → 0.500 | +0.500 (+0.100..+0.900) | 0.50, 0.62 | 30.1 + 5.2 | 198 | 1.5 "
+        "| 2026-01-02, abc, 3.5 |"
+    )
+    result = {"figures": figures}
+    assert tables.learning.runs(result).splitlines()[2:] == [f"| {cells}"]
+    assert tables.learning.controls(result).splitlines()[2:] == [f"| rewards permuted | {cells}"]
+    assert tables.learning.kinds(result).splitlines() == [
+        "| run | seed | logic | missing |",
+        "|---|---|---|---|",
+        "| RL | 0 | 0.00 → 1.00 | 0.00 → 0.00 |",
+        "| rewards permuted | 0 | 0.00 → 1.00 | 0.00 → 0.00 |",
+    ]
+
+
 def test_a_session_writes_its_result(tmp_path: Path) -> None:
     path, another = tmp_path / "result.json", test_a_table_of_figures_and_one_of_sessions.__name__
     command = [sys.executable, "-m", "pytest", "-q", f"{Path(__file__)}::{another}"]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from threading import Lock
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import yaml
 from minisweagent import Model
@@ -21,12 +22,16 @@ from minisweagent.agents.default import DefaultAgent
 from terminal_example import sandbox
 from terminal_example.packages import Task
 
+Files: TypeAlias = frozenset[tuple[str, str]]
+"""Path and text of each file."""
 MODEL_VARIABLE: Final = "TERMINAL_MODEL"
 DEFAULT_MODEL: Final = "gpt-5-mini"
-LIMIT: Final = 4
+LIMIT: Final = 8
 """Maximum number of model calls in a session; three are enough."""
 SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """Command that ends a session."""
+_LOCKS: Final[dict[Files, Lock]] = {}
+"""Lock of each package that was verified: of sessions that end together, one runs pytest."""
 
 
 class Session(NamedTuple):
@@ -71,8 +76,10 @@ def chat_model(
         temperature: sampling temperature; None for the endpoint's default.
         max_tokens: maximum tokens of an answer; None for the endpoint's default.
     """
+    import litellm
     from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
 
+    litellm.suppress_debug_info = True  # it would print a list of providers at each call
     name = model or os.environ.get(MODEL_VARIABLE) or DEFAULT_MODEL
     options = {
         "api_base": base_url,
@@ -112,4 +119,11 @@ def solved(task: Task, session: Session) -> bool:
     """Return whether a session was submitted, and pytest passes the task's tests on its modules."""
     if session.status != "Submitted" or session.files is None or session.files == task["files"]:
         return False
-    return sandbox.passes(session.files, task["tests"], **config()["environment"])
+    files, tests = (frozenset(each.items()) for each in (session.files, task["tests"]))
+    with _LOCKS.setdefault(files, Lock()):
+        return _passes(files, tests)
+
+
+@lru_cache(maxsize=4096)  # sessions often end with equal files, and pytest takes long to start
+def _passes(files: Files, tests: Files) -> bool:
+    return sandbox.passes(dict(files), dict(tests), **config()["environment"])

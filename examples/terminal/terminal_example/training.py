@@ -41,12 +41,12 @@ ATTEMPTS: Final = {"train": 1, "dev": 1, "test": 4}
 class Recipe(common.Recipe):
     """Settings of the example's training; `limit` is the maximum of model calls per session."""
 
-    limit: int = LIMIT
+    limit: int
 
 
 RECIPE = Recipe(
     imitation=Imitation(demonstrations=COUNT, batch=6, turns="all", context=768),
-    steps=10,
+    steps=8,
     group_size=8,
     tasks_per_step=12,
     minibatches=4,
@@ -55,9 +55,10 @@ RECIPE = Recipe(
     decay=1.0,
     temperature=0.7,
     max_tokens=64,
+    limit=3,  # as many as a session without a detour needs
 )
 REAL_MODEL = replace(
-    RECIPE, steps=100, learning_rate=None, warmup=0, decay=None, max_tokens=512, limit=8
+    RECIPE, steps=100, learning_rate=None, warmup=0, decay=None, max_tokens=512, limit=LIMIT
 )
 """Recipe for a model of `--model`; it has not been run on a GPU yet."""
 
