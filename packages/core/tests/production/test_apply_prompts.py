@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +28,10 @@ from lightspan.capture import (
     sdk_instrumentation,
     sdks,
 )
+from lightspan.capture._globals import state
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.entry import open_scope
-from lightspan.capture.prompt_overrides import PromptNotAppliedError
+from lightspan.capture.prompt_overrides import OUTSIDE, PromptNotAppliedError
 from lightspan.errors import ConfigError
 from lightspan.production import apply_prompts as module
 from lightspan.production.record import hold, release
@@ -228,6 +233,91 @@ async def test_strictly_another_text_is_an_error(
     assert len(server.requests) == count + 2
     assert applied.sent["router"] == 1
     assert applied.not_sent["router"] == {OTHER_TEXT: 3}
+
+
+WAYS: dict[str, Callable[[Callable[[], object]], object]] = {
+    "ThreadPoolExecutor": lambda work: in_pool(work),
+    "run_in_executor": lambda work: asyncio.run(in_executor(work)),
+    "ThreadPool": lambda work: in_thread_pool(work),
+    "a copied context": lambda work: in_thread(partial(contextvars.copy_context().run, work)),
+}
+
+
+def in_pool(work: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+async def in_executor(work: Callable[[], object]) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def in_thread_pool(work: Callable[[], object]) -> None:
+    with ThreadPool(1) as pool:
+        pool.apply(work)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Run `work` in a plain thread, and raise its error here."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for error in raised:
+        raise error
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_calls_in_threads_get_the_learned_text(
+    server: ScriptedServer, client: openai.OpenAI, run: Path, url: str, recorded: bool, way: str
+) -> None:
+    work = WAYS[way]
+    scope = record(url) if recorded else contextlib.nullcontext()
+    with apply_prompts(run, strict=True) as applied, scope, agent("router"):
+        apply_prompts(run).close()  # leaves the other in force
+        work(partial(ask, client))
+        assert told_last(server) == NEW
+        with pytest.raises(PromptNotAppliedError):
+            work(partial(ask, client, {"role": "system", "content": "You write."}))
+    assert (applied.sent["router"], applied.not_sent["router"]) == (1, {OTHER_TEXT: 1})
+    assert state.thread_patches == []
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_call_in_a_plain_thread_is_counted_for_the_agent_with_its_text(
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    run: Path,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
+    recorded: bool,
+) -> None:
+    scope = record(url) if recorded else contextlib.nullcontext()
+    with apply_prompts(run) as applied, scope, agent("router"):
+        in_thread(partial(ask, client))
+        assert told_last(server) == OLD
+        in_thread(partial(ask, client, {"role": "system", "content": "You write."}))
+        with agent("clerk"):
+            ask(client)
+    assert (applied.sent["router"], applied.not_sent["router"]) == (0, {OUTSIDE: 1})
+    assert caplog.messages == [
+        "lightspan.apply_prompts: the learned text for 'router' is not applied, and the app's own "
+        f"is sent: {OUTSIDE} (logged once)",
+        "lightspan.apply_prompts: 1 of 1 requests for 'router' got the app's own text",
+    ]
+    count = len(server.requests)
+    error = pytest.raises(PromptNotAppliedError, match="strict=True: the call is outside every")
+    with apply_prompts(run, strict=True), agent("router"), error:
+        in_thread(partial(ask, client))
+    assert len(server.requests) == count
 
 
 @lightspan.rollout

@@ -59,7 +59,8 @@ class State:
     thread_patches: list[Patch] = field(default_factory=list)
     """Patches that copy the context into threads and pools."""
     carriers: set[str] = field(default_factory=set)
-    """Who needs `thread_patches`: `"runner"` in a runner's process, `"recording"` in production."""
+    """Who needs `thread_patches`: `"runner"` in a runner's process, and in production `"recording"`
+    and `"prompts"`."""
     has_fork_hook: bool = False
     """Whether the fork hook is registered, which cannot be undone."""
     misattributed_count: int = 0

@@ -1,13 +1,13 @@
 """Let the work of threads, executors and pools belong to the attempt that starts it.
 
 Before Python 3.14, `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool`
-start work in an empty context, so a model call in a new thread would have no agent. Runners and
-recordings call `carry`. In a runner, the work then starts in a copy of the current context. In
-production, work that is submitted to a pool gets the acting agent only: other context variables of
-the app stay as they are, and so do its threads, many of which outlive a request. Work that begins
-outside an attempt is not changed. A worker thread that takes work from a queue keeps the context in
-which it was started (`misattributed_calls`). In a child process of a runner nothing is recorded or
-redirected.
+start work in an empty context, so a model call in a new thread would have no agent. Runners,
+recordings and `apply_prompts` call `carry`. In a runner, the work then starts in a copy of the
+current context. In production, work that is submitted to a pool gets the acting agent only: other
+context variables of the app stay as they are, and so do its threads, many of which outlive a
+request. Work that begins outside an attempt and every agent is not changed. A worker thread that
+takes work from a queue keeps the context in which it was started (`misattributed_calls`). In a
+child process of a runner nothing is recorded or redirected.
 
 An item of a generator can be taken in a new context, which lacks the generator's agent
 (`generator_context`). So the agent is set there before a task or an event loop copies the context.
@@ -41,13 +41,14 @@ _LOOP_METHODS: Final = ("create_task", "call_soon_threadsafe")
 
 RUNNER: Final = "runner"
 RECORDING: Final = "recording"
+PROMPTS: Final = "prompts"
 
 
 def carry(owner: str = RUNNER) -> bool:
     """Make work that is started in an attempt belong to the attempt and its acting agent.
 
     Args:
-        owner: `RUNNER`, or `RECORDING` for an app in production.
+        owner: `RUNNER`; or `RECORDING` or `PROMPTS` for an app in production.
 
     Returns:
         False if `carry` was called for `owner` before.

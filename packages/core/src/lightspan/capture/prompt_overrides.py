@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 PROMPTS_VARIABLE: Final = "LIGHTSPAN_PROMPTS"
 """Environment variable that names the run whose prompts are applied."""
+OUTSIDE: Final = "the call is outside every agent, as in a thread that does not run in its context"
+"""Reason for which a text of an agent is sent that has a learned one."""
 
 
 class PromptNotAppliedError(ConfigError):
@@ -124,14 +126,15 @@ def _instructions_of(
 def reading_of(current: AgentContext, body: Body) -> Reading | None:
     """Find an agent's instructions in its request, and the text that replaces them.
 
-    Return None if the agent's instructions are neither recorded nor replaced.
+    Return None if the agent's instructions are neither recorded nor replaced. If the call is
+    outside every agent and has the instructions of one with a learned text, it is counted there.
 
     Args:
         current: context of the agent.
         body: body of the request.
 
     Raises:
-        PromptNotAppliedError: learned instructions cannot replace the app's, and
+        PromptNotAppliedError: learned instructions do not replace the app's, and
             `lightspan.apply_prompts` was called with `strict=True`.
     """
     instructions, active = _instructions_of(current, agent=current.path)
@@ -139,6 +142,11 @@ def reading_of(current: AgentContext, body: Body) -> Reading | None:
     for applied in () if active is None else state.active_prompts:
         applied.calls += 1
     _count(active, current.path, reading)
+    if active is not None and reading is None and not current.frames:
+        for each, path in [(e, p) for e in state.active_prompts for p, _ in e.targets if p]:
+            found = each.instructions.read(path, body)
+            if found is not None and found.sent not in (None, found.original):
+                _count(each, path, found._replace(sent=None, reason=OUTSIDE))
     return reading
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture import context, context_propagation, sdk_instrumentation, sdks
 from lightspan.capture._globals import ActivePrompts, state
 from lightspan.capture.prompt_overrides import PROMPTS_VARIABLE
 from lightspan.errors import ConfigError
@@ -46,6 +46,7 @@ class AppliedPrompts(AbstractContextManager["AppliedPrompts"]):
                     log.warning(text, "".join(target), source, other.source)
         if prompts:
             context.push_prompts(self._active)
+            context_propagation.carry(context_propagation.PROMPTS)
             atexit.register(self.close)
 
     @property
@@ -74,6 +75,8 @@ class AppliedPrompts(AbstractContextManager["AppliedPrompts"]):
             self._is_open = False
             atexit.unregister(self.close)
             context.pop_prompts(self._active)
+            if not state.active_prompts:
+                context_propagation.stop_carrying(context_propagation.PROMPTS)
             self._warn()
 
     def _warn(self) -> None:
