@@ -85,7 +85,7 @@ def _logprob(model: Path, question: str, text: str) -> float:
 
     tokenizer = load_tokenizer(model)
     messages = [*_asked(question), _answer(text)]
-    prompt, response = render_turn(messages, None, tokenizer, "chat")
+    prompt, response, _ = render_turn(messages, None, tokenizer, "chat")
     size = len(prompt) + len(response)
     row = training_row([*prompt, *response], [False] * size, [0.0] * size, "row")
     [scores] = TorchLearner({"policy": str(model)}).score([row])
