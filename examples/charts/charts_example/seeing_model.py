@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import (
+from transformers import (  # type: ignore[attr-defined]
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
