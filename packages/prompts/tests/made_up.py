@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class World:
         self.unscored = ""
         """Why a scorer gave no reward."""
         self.batches: list[int] = []
+        self.stored: list[Episode] = []
+        """Rollouts in the store of which no earlier process may have got the results."""
         self.files: dict[str, Image] = {}
         """Digest → image that a call shows."""
 
@@ -85,6 +87,9 @@ class World:
         rewards = [each.reward for each in episodes if each.reward is not None]
         self.lowest = min([self.lowest, *rewards])
         return [score_failure(each, self.lowest) for each in episodes]
+
+    async def interrupted(self, known: Container[str]) -> list[Episode]:
+        return [each for each in self.stored if each.rollout_id not in known]
 
     async def images(self, digests: Sequence[str]) -> dict[str, Image]:
         return {digest: self.files[digest] for digest in digests if digest in self.files}

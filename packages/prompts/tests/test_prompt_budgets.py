@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
+from msgspec.structs import replace
 
 from lightspan import Price
+from lightspan.errors import ConfigError
+from lightspan.lightning.episode import Episode
 from lightspan_prompts.search.candidates import SearchResult
 from lightspan_testing.scripted import ScriptedServer
-from packages.prompts.tests.made_up import World, apo, call, gepa, pool, reflects
+from packages.prompts.tests.made_up import SMALL, World, apo, call, gepa, pool, reflects
 
 PER_ROLLOUT = 20
 APP = [call(1, "small", 15, 5)]
@@ -152,3 +156,120 @@ async def test_reflections_at_once(thinker: ScriptedServer, limit: int, at_once:
             assert life.found.tokens - under_way(logged, life.batches[-1], at_once) < limit
         again = await live(apo, thinker, folder, **options)
         assert (again.batches, again.questions, again.found) == ([], 0, life.found)
+
+
+# --- interrupted rollouts -------------------------------------------------------------------
+class Ended(Exception):
+    """End of a process."""
+
+
+class Mortal(World):
+    """A world that ends in its batch number `last`, and leaves the batch's rollouts in the store.
+
+    Args:
+        folder: folder of the run.
+        stored: episodes of all processes so far.
+        last: number of the last batch; None for a process that ends by itself.
+    """
+
+    def __init__(self, folder: Path, stored: list[Episode], last: int | None = None) -> None:
+        super().__init__(folder, calls=APP)
+        self.stored = stored
+        self.last = last
+        self.rollouts_done = len(stored)  # names them apart
+
+    async def rollouts(self, *args: Any, **options: Any) -> list[Episode]:
+        episodes = await super().rollouts(*args, **options)
+        self.stored += episodes
+        if len(self.batches) == self.last:
+            raise Ended
+        return episodes
+
+
+async def lives(
+    make: Any, server: ScriptedServer, folder: Path, ends: list[int], **options: Any
+) -> tuple[SearchResult, list[Episode], list[Mortal]]:
+    """Run a search in processes that end in the batches `ends`, and in one that ends by itself."""
+    stored: list[Episode] = []
+    worlds = [Mortal(folder, stored, last) for last in [*ends, None]]
+    for world in worlds:
+        world.rollouts_done = len(stored)
+        algorithm = make(server, **options)
+        with suppress(Ended):
+            await algorithm.run_step(world)
+    return algorithm.found, stored, worlds
+
+
+def counted(notes: list[str]) -> list[str]:
+    return [note for note in notes if "interrupted rollout" in note]
+
+
+@pytest.mark.parametrize("make", [gepa, apo])
+@pytest.mark.parametrize("ends", [[1], [2, 1, 1], [3, 2]])
+async def test_interrupted_rollouts_are_counted_once(
+    make: Any, thinker: ScriptedServer, tmp_path: Path, ends: list[int]
+) -> None:
+    options = {"max_rollouts": 400, "max_reflections": 4, "prices": PRICES}
+    whole = (await live(make, thinker, tmp_path / "whole", **options)).found
+    found, stored, worlds = await lives(make, thinker, tmp_path / "run", ends, **options)
+    assert pool(found) == pool(whole)
+    assert [len(world.batches) for world in worlds[:-1]] == ends
+    lost = sum(world.batches[-1] for world in worlds[:-1])
+    assert (found.interrupted, found.rollouts) == (lost, len(stored))
+    assert found.rollouts == whole.rollouts + lost
+    assert found.tokens == whole.tokens + PER_ROLLOUT * lost
+    assert found.cost == pytest.approx((whole.cost or 0) + 0.01 * PER_ROLLOUT * lost)
+    assert found.usage["small"] == (15 * len(stored), 5 * len(stored))
+    assert found.mean == whole.mean
+    assert [counted(world.notes)[:1] for world in worlds] == [
+        [],
+        *(
+            [f"{world.batches[-1]} interrupted rollouts, their tokens and cost are counted"]
+            for world in worlds[:-1]
+        ),
+    ]
+    assert (
+        f"{lost} rollouts of this search ended with an interrupted process: they, their tokens "
+        "and cost are counted, without calls that were cut off"
+    ) in found.spending()
+    again = Mortal(tmp_path / "run", stored)
+    algorithm = make(thinker, **options)
+    await algorithm.run_step(again)
+    assert (again.batches, counted(again.notes)) == ([], [])
+    assert replace(algorithm.found, proposals=[]) == replace(found, proposals=[])
+
+
+@pytest.mark.parametrize("make", [gepa, apo])
+@pytest.mark.parametrize("ends", [[2], [2, 1], [2, 1, 1, 1], [3, 2, 1], [5, 1]])
+@pytest.mark.parametrize("limit", [30, 41, 60])
+async def test_max_rollouts_holds_over_several_processes(
+    make: Any, thinker: ScriptedServer, tmp_path: Path, ends: list[int], limit: int
+) -> None:
+    options = {"max_rollouts": limit, **({"beam_width": 1} if make is apo else {})}
+    found, stored, _ = await lives(make, thinker, tmp_path, ends, **options)
+    assert found.rollouts == len(stored) <= limit
+    again = Mortal(tmp_path, stored)
+    algorithm = make(thinker, **options)
+    await algorithm.run_step(again)
+    assert again.batches == []
+    assert replace(algorithm.found, proposals=[]) == replace(found, proposals=[])
+    if make is gepa:  # the other's budget of rollouts may not change
+        more = Mortal(tmp_path, stored)
+        algorithm = make(thinker, **{**options, "max_rollouts": 150})
+        await algorithm.run_step(more)
+        assert algorithm.found.rollouts == len(stored) <= 150
+        assert len(algorithm.found.candidates) >= len(found.candidates)
+
+
+@pytest.mark.parametrize("make", [gepa, apo])
+async def test_a_search_that_never_came_to_a_result(
+    make: Any, thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    message = r"max_rollouts=22 .*: 20 interrupted rollouts came before any result; give a larger"
+    with pytest.raises(ConfigError, match=message):
+        await lives(
+            make, thinker, tmp_path, [1] * 4, max_rollouts=22, **(SMALL if make is apo else {})
+        )
+    message = "max_tokens=300 is used up: 300 tokens: 15 interrupted rollouts"
+    with pytest.raises(ConfigError, match=message):
+        await lives(make, thinker, tmp_path / "tokens", [1] * 4, max_tokens=300)

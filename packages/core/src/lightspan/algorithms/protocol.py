@@ -8,7 +8,7 @@ step. A custom algorithm is a subclass of `Algorithm` with `policies`, `routing`
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -211,6 +211,16 @@ class TrainerContext(Protocol):
 
         Raises:
             NotFoundError: a rollout is not in the store, for example because it was pruned.
+        """
+
+    async def interrupted(self, known: Container[str]) -> list[Episode]:
+        """Return the episodes of this step's rollouts in train mode that a runner began.
+
+        When a resumed run begins a step, they are rollouts of earlier processes. The rollouts of
+        `Algorithm.check_run` belong to step 1.
+
+        Args:
+            known: ids of rollouts to leave out.
         """
 
     async def learn(self, function: Callable[[], Any]) -> Any:

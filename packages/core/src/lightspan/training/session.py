@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -505,6 +505,14 @@ class Session(AbstractAsyncContextManager["Session"]):
 
     async def stored_episodes(self, rollout_ids: Sequence[str]) -> list[Episode]:
         return await read_episodes(self.store, await self.store.rollouts(rollout_ids))
+
+    async def interrupted(self, known: Container[str]) -> list[Episode]:
+        run, last = self.state.run_id, self.state.step
+        steps = [0, 1] if last == 1 else [last]  # `check_run` is before the first step
+        found = [await self.store.rollouts(run_id=run, mode=Mode.TRAIN, step=n) for n in steps]
+        begun = [state for states in found for state in states if state.attempt_id is not None]
+        left = [state for state in begun if state.rollout.rollout_id not in known]
+        return await read_episodes(self.store, left)
 
     async def _process(
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode

@@ -132,6 +132,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the app's calls that were cancelled or timed out, which are estimated."""
     repeated: int = 0
     """Number of attempts that were lost and repeated, whose tokens count too."""
+    interrupted: int = 0
+    """Number of `rollouts` that ended with an earlier process of the run, without a result."""
     unpriced: list[str] = msgspec.field(default_factory=list)
     """Models without a price, which are not in `cost`."""
     surveyed: Surveyed | None = None
@@ -265,6 +267,11 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
                 f"{plural(self.repeated, 'attempt')} came to nothing because of errors of an "
                 "endpoint or lost workers, and the app was run again: their tokens are counted, "
                 "and max_rollouts is not a limit for them"
+            )
+        if self.interrupted:
+            lines.append(
+                f"{plural(self.interrupted, 'rollout')} of this search ended with an interrupted "
+                "process: they, their tokens and cost are counted, without calls that were cut off"
             )
         return lines
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -30,10 +30,16 @@ from lightspan_prompts.search.candidates import (
     Proposal,
     SearchResult,
 )
-from lightspan_prompts.search.feedback import Evidence, estimated_tokens, evidence_of
+from lightspan_prompts.search.feedback import (
+    Evidence,
+    estimated_tokens,
+    evidence_of,
+    interrupted_evidence,
+)
 from lightspan_prompts.search.prompt_discovery import Surveyed, Text, survey
 from lightspan_prompts.search.reflection import Repeated, Unusable
 from lightspan_prompts.search.search_log import (
+    INTERRUPTED,
     REFUSED,
     E,
     Entry,
@@ -95,7 +101,7 @@ class Question(NamedTuple):
 
 
 class SpentError(Exception):
-    """A budget of tokens or money is used up, so no more requests are sent.
+    """A budget of rollouts, tokens or money is used up, so no more requests are sent.
 
     The message names the budget.
     """
@@ -113,11 +119,14 @@ class Evaluator:
         journal: an open log; None for no log.
         failure_reward: reward in comparisons of a rollout without a reward of its own.
         selection_mode: mode in which tasks are run to compare candidates.
+        max_rollouts: maximum number of rollouts; None for no maximum.
         max_tokens: maximum tokens of calls and reflections (see `GEPA`); None for no maximum.
         max_cost: maximum cost of these tokens (see `GEPA`); None for no maximum.
         prices: model → price of its tokens, for `max_cost`.
         begun: prompts selected by an earlier search of the run; None for the first search.
         perfect_reward: reward at which a task counts as solved; None if there is no such reward.
+        interrupted: returns the episodes of earlier processes (`TrainerContext.interrupted`); None
+            if there are no such processes.
         has_discovered: whether this process discovered the texts that the log has.
         note: called with messages for the user.
         record: called with the numbers of each proposal.
@@ -130,16 +139,19 @@ class Evaluator:
         journal: SearchLog | None,
         failure_reward: FailureReward,
         selection_mode: Mode = Mode.TRAIN,
+        max_rollouts: int | None = None,
         max_tokens: int | None = None,
         max_cost: float | None = None,
         prices: Mapping[str, Price] | None = None,
         begun: SelectedPrompts | None = None,
         perfect_reward: float | None = None,
+        interrupted: Callable[[Container[str]], Awaitable[list[Episode]]] | None = None,
         has_discovered: bool = False,
         note: Callable[[str], None] = lambda text: None,
         record: Callable[[Metrics], None] = lambda metrics: None,
     ) -> None:
         self._record = record
+        self._find_interrupted = interrupted
         self._runs = runs
         self._prompts = prompts
         self._begun = begun
@@ -174,6 +186,11 @@ class Evaluator:
         self._failures = 0
         """Number of rollouts whose app failed without giving a reward."""
         self.rollouts = 0
+        self._interrupted = 0
+        """Number of `rollouts` that an earlier process began, and whose results it did not get."""
+        self._max_rollouts = max_rollouts
+        self._overrun = ""
+        """Why `max_rollouts` allowed no further evaluation; empty if it did."""
         self.unscored = 0
         self.failed = 0
         self.reflections = 0
@@ -222,9 +239,29 @@ class Evaluator:
             ConfigError: a discovered text has the same name as one of the initial prompts.
             And the errors of `survey`.
         """
+        await self._log_interrupted()
         prompts = await self._initial_prompts(tasks, patterns, note)
         self._initial = {name: prompt.template for name, prompt in prompts.items()}
         return prompts
+
+    async def _log_interrupted(self) -> None:
+        """Log and count rollouts of an earlier process that are in the store but not in the log.
+
+        Their entry stays where the log was interrupted, so each resume counts them once, and at the
+        same point of the search.
+        """
+        if self._journal is None or self._find_interrupted is None:
+            return
+        episodes = await self._find_interrupted(self._journal.rollout_ids)
+        if episodes:
+            self._journal.add_interrupted([interrupted_evidence(each) for each in episodes])
+            count = plural(len(episodes), "interrupted rollout")
+            self._note(f"{count}, their tokens and cost are counted")
+        self._count_interrupted()
+
+    def _count_interrupted(self) -> None:
+        for entry in [] if self._journal is None else self._journal.take_interrupted():
+            self._count(entry)
 
     async def _initial_prompts(
         self, tasks: Sequence[Json], patterns: Sequence[str], note: Callable[[str], None]
@@ -265,6 +302,7 @@ class Evaluator:
         key = _key({"survey": json.dumps(list(patterns))}, [task_id(task) for task in tasks], "")
         [entry] = self._replayed([key], Survey)
         if entry is None:
+            self._check_spent(len(tasks))
             episodes = await self._runs.rollouts(tasks, 1, self._modes["selection"])
             self._surveyed = await asyncio.to_thread(survey, episodes, patterns)
             evidence = self._seen(episodes, tasks)
@@ -302,6 +340,7 @@ class Evaluator:
         for final in finals:
             self._finals[final.key] = final
             self._count(final)
+        self._count_interrupted()
         return bool(finals)
 
     async def evaluate(self, trials: Sequence[Trial]) -> list[Evaluation]:
@@ -332,9 +371,9 @@ class Evaluator:
         ]
         rest = [trials[place] for place in missing[len(surveyed) :]]
         if rest:
-            self._check_spent()
+            self._check_spent(sum(len(trial.tasks) for trial in rest))
         fresh = [*surveyed, *await self._rolled_out(rest)]
-        if fresh and not self.rollouts:
+        if fresh and not self._has_begun:
             _check_scored(fresh[0])
         self._check_sent([one for evidence in fresh[len(surveyed) :] for one in evidence])
         for place, evidence in zip(missing, fresh, strict=True):
@@ -468,7 +507,11 @@ class Evaluator:
                 )
 
     def _replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:
-        return [None] * len(keys) if self._journal is None else self._journal.replayed(keys, kind)
+        if self._journal is None:
+            return [None] * len(keys)
+        answers = self._journal.replayed(keys, kind)
+        self._count_interrupted()
+        return answers
 
     def _log(self, entry: Entry) -> None:
         if self._journal is not None:
@@ -521,16 +564,37 @@ class Evaluator:
     def _concerns(self, text: Text) -> bool:
         return self._surveyed is not None and self._surveyed.concerns(text)
 
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the results of any rollout are counted."""
+        return self.rollouts > self._interrupted
+
     def _count(self, evaluation: Evaluation) -> None:
+        self._count_spending(evaluation)
+        if evaluation.split == INTERRUPTED:
+            self._interrupted += len(evaluation.seen)
+            return
         scored = [one for one in evaluation.seen if _is_scored(one)]
         rewards = [one.reward for one in scored if one.reward is not None]
         self._rewards += rewards
         self._check_rewards(rewards)
         unscored = sum(one.reward is None for one in evaluation.seen)
-        self.rollouts += len(evaluation.seen)
-        self.unscored += unscored
         self._failures += len(evaluation.seen) - unscored - len(rewards)
         self.failed += sum(evidence.failed for evidence in evaluation.seen)
+        for evidence in evaluation.seen:
+            self._applied += evidence.applied
+            self._kept.update(evidence.kept)
+            agents = evidence.asked
+            if self._surveyed is None:  # without a discovery, calls cannot be matched to arguments
+                agents = [ANY_CALL] if evidence.calls else []
+            before = self._asked_before.setdefault(evidence.task_id, agents)
+            self._unasked.update(() if evidence.failed else set(before) - set(agents))
+        self._check_calls()
+
+    def _count_spending(self, evaluation: Evaluation) -> None:
+        """Add the rollouts of an evaluation and what they cost to the totals."""
+        self.rollouts += len(evaluation.seen)
+        self.unscored += sum(one.reward is None for one in evaluation.seen)
         self.tokens += sum(evidence.tokens for evidence in evaluation.seen)
         for evidence in evaluation.seen:
             if self._max_cost is not None and evidence.usage is None and evidence.tokens:
@@ -543,14 +607,6 @@ class Evaluator:
             self.estimated += evidence.estimated
             self._unanswered_calls += evidence.unanswered
             self._repeated += evidence.repeated
-            self._applied += evidence.applied
-            self._kept.update(evidence.kept)
-            agents = evidence.asked
-            if self._surveyed is None:  # without a discovery, calls cannot be matched to arguments
-                agents = [ANY_CALL] if evidence.calls else []
-            before = self._asked_before.setdefault(evidence.task_id, agents)
-            self._unasked.update(() if evidence.failed else set(before) - set(agents))
-        self._check_calls()
 
     def _check_calls(self) -> None:
         """Print a note, after the first evaluation, if a budget does not count the app's calls."""
@@ -613,14 +669,39 @@ class Evaluator:
         """
         if self.is_replaying:
             return ""
+        if self._overrun:
+            return self._overrun
         if self._max_tokens is not None and self.tokens >= self._max_tokens:
             return f"max_tokens={self._max_tokens} is used up: {self.tokens} tokens"
         if self._max_cost is not None and self.cost is not None and self.cost >= self._max_cost:
             return f"max_cost={self._max_cost:g} is used up: {self.cost:.4g}"
         return ""
 
-    def _check_spent(self) -> None:
-        if why := self.spent():
+    def _check_spent(self, rollouts: int = 0) -> None:
+        """Check the budgets before some requests.
+
+        A search plans within `max_rollouts`, but interrupted rollouts come on top.
+
+        Args:
+            rollouts: number of rollouts that are requested.
+
+        Raises:
+            SpentError: a budget is used up.
+            ConfigError: it is used up by interrupted rollouts, before any result.
+        """
+        most = math.inf if self._max_rollouts is None else self._max_rollouts
+        if rollouts and self.rollouts + rollouts > most:
+            self._overrun = (
+                f"{self.rollouts} of max_rollouts={self._max_rollouts} rollouts are done, and the "
+                f"next evaluation takes {rollouts}"
+            )
+        why = self.spent()
+        if why and not self._has_begun:
+            raise ConfigError(
+                f"{why}: {plural(self._interrupted, 'interrupted rollout')} came before any "
+                "result; give a larger budget with resume=True, or start anew in another folder"
+            )
+        if why:
             raise SpentError(why)
 
     # --- proposals --------------------------------------------------------------------------
@@ -773,6 +854,7 @@ class Evaluator:
             estimated=self.estimated,
             unanswered=self._unanswered_calls,
             repeated=self._repeated,
+            interrupted=self._interrupted,
             unpriced=[
                 name for name in self._used if self._prices is not None and name not in self._prices
             ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -102,6 +103,23 @@ def evidence_of(episode: Episode, task: Json, concerns: Callable[[Text], bool] =
         applied=sum(text.applied for text in texts),
         sent=sorted({text.name or text.agent for text in texts if text.applied}),
         kept=dict(kept),
+    )
+
+
+def interrupted_evidence(episode: Episode) -> Evidence:
+    """Return the tokens of an interrupted rollout, by the calls that the store has."""
+    calls = (*episode.calls, *episode.late_calls)
+    found = evidence_of(replace(episode, calls=calls), None)
+    return Evidence(
+        rollout_id=found.rollout_id,
+        task_id=found.task_id,
+        reward=None,
+        tokens=found.tokens,
+        estimated=found.estimated,
+        unanswered=found.unanswered,
+        repeated=found.repeated,
+        usage=found.usage,
+        calls=found.calls,
     )
 
 

@@ -18,6 +18,8 @@ from lightspan.training.jsonl_log import append, read
 from lightspan_prompts.search.feedback import Evidence
 from lightspan_prompts.search.prompt_discovery import Surveyed
 
+INTERRUPTED: Final = "interrupted"
+"""`Evaluation.split` of rollouts that an earlier process began without getting their results."""
 REFUSED: Final = "refused"
 """`Reflection.finish_reason` if the endpoint refused the question, so that there is no answer."""
 
@@ -35,7 +37,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation"):
 
     key: str
     split: str
-    """`feedback` or `selection`."""
+    """`feedback` or `selection`, or `INTERRUPTED`, which answers no request."""
     candidate: dict[str, str]
     """Prompt → template."""
     seen: list[Evidence]
@@ -103,6 +105,8 @@ class SearchLog:
             )
         if not entries:
             append(path, [header])
+        self._interrupted: list[Evaluation] = []
+        self._pass_interrupted()
 
     @property
     def is_replaying(self) -> bool:
@@ -133,6 +137,7 @@ class SearchLog:
                 )
             answers[place] = entry
             self._place += 1
+            self._pass_interrupted()
         return answers
 
     def take_finals(self) -> list[Evaluation]:
@@ -144,7 +149,38 @@ class SearchLog:
                 break
             finals.append(entry)
             self._place += 1
+            self._pass_interrupted()
         return finals
+
+    def _pass_interrupted(self) -> None:
+        while self.is_replaying:
+            entry = self._entries[self._place]
+            if not isinstance(entry, Evaluation) or entry.split != INTERRUPTED:
+                break
+            self._interrupted.append(entry)
+            self._place += 1
+
+    def take_interrupted(self) -> list[Evaluation]:
+        """Return the interrupted rollouts before this position that were not returned before."""
+        taken, self._interrupted = self._interrupted, []
+        return taken
+
+    def add_interrupted(self, seen: list[Evidence]) -> None:
+        """Append interrupted rollouts, behind all entries, and fsync.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
+        entry = Evaluation(key="", split=INTERRUPTED, candidate={}, seen=seen)
+        append(self.path, [entry])
+        self._entries.append(entry)
+        self._pass_interrupted()
+
+    @property
+    def rollout_ids(self) -> set[str]:
+        """Return the ids of all rollouts in the log."""
+        runs = [entry.seen for entry in self._entries if not isinstance(entry, Reflection)]
+        return {one.rollout_id for seen in runs for one in seen}
 
     def unused(self) -> list[Entry]:
         """Return the entries that no request has asked for."""
