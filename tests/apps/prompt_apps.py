@@ -69,6 +69,12 @@ def wants_llm(task: dict[str, Any], llm: LLM) -> float:
     return 0.0
 
 
+@lightspan.rollout
+def given(task: dict[str, Any], style: PromptTemplate) -> float:
+    """Return the reward that the task names; fail without one."""
+    return float(task["reward"])
+
+
 class Trial(Algorithm):
     """Try several prompts in each step, and keep the best."""
 

@@ -27,6 +27,7 @@ from lightspan_prompts.search.candidates import NO_CALLS, read_found
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_tools.inspect import inspect_run
+from lightspan_tools.rollout_view import failure_rewards
 
 pytestmark = pytest.mark.slow
 
@@ -315,6 +316,31 @@ def test_an_attempt_that_an_endpoint_ended_is_paid_for(
     assert len(calls) == answered + 1 == 2 * found.rollouts + 2
     parts = zip(*paid, strict=True)
     assert found.usage["own"] == tuple(sum(n or 0 for n in part) for part in parts)
+
+
+def test_no_held_out_reward_is_shown_as_that_of_failures(
+    thinker: ScriptedServer, tmp_path: Path
+) -> None:
+    """The lowest reward of training is 0.5, so failures have 0; of the whole run it is -50."""
+    llm, asked = LLM(base_url=thinker.url, model="thinker"), len(thinker.requests)
+    prompts = {"style": PromptTemplate("Say. Q: {q}")}
+    algorithm = GEPA(prompts, llm, max_rollouts=30, significance=None)
+    trainer = Trainer(algorithm, runners=1, folder=tmp_path, reporter=SilentReporter())
+    tasks = [{"n": n, **({"reward": 0.5} if n % 2 else {})} for n in range(8)]
+    trainer.fit(prompt_apps.given, tasks, [{"held": 1, "reward": -50.0}, {"held": 2}])
+    questions = "\n".join(request.last_text for request in thinker.requests[asked:])
+    shown = {line for line in questions.splitlines() if line.startswith("Reward: ")}
+    assert shown == {"Reward: 0", "Reward: 0.5"}
+    assert "-50" not in (tmp_path / "journal" / "gepa.jsonl").read_text()
+    [train] = [line for line in result_lines(tmp_path) if line["kind"] == "train"]
+    assert train["failure_reward"] == 0.0
+    assert "scored failure_reward='lowest', now 0\n" in inspect_run(tmp_path)
+    folder = RunFolder(tmp_path)
+    reward = failure_rewards(folder, folder.read_config())
+    assert [reward(mode, step) for mode in (Mode.TRAIN, Mode.VAL) for step in (0, 1)] == [
+        *(0.0, 0.0),
+        *(-50.0, -50.0),
+    ]
 
 
 def test_an_app_needs_no_sdk(

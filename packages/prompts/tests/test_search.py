@@ -249,7 +249,8 @@ async def test_every_proposal_has_a_line(
     assert list(map(msgspec.to_builtins, proposals)) == [
         json.loads(line) for line in (tmp_path / "proposals.jsonl").read_text().splitlines()
     ]
-    assert world.recorded == [{"kind": "search", **each.metrics()} for each in proposals]
+    lowest = {"failure_reward": 0.0}
+    assert world.recorded == [{"kind": "search", **each.metrics(), **lowest} for each in proposals]
     assert {"rollouts", "reflections", "tokens", "tasks", "best"} <= world.recorded[0].keys()
     assert not any(None in line.values() for line in world.recorded)
     usable = [each for each in proposals if each.text]
@@ -485,6 +486,35 @@ async def test_the_lowest_reward_is_that_of_earlier_failures_too(
         sum(map(float, filter(None, rewards.values()))) / 5
     )
     assert found.chosen > 0
+
+
+@pytest.mark.parametrize(("failure_reward", "shown"), [("lowest", "-2"), (-7.0, "-7")])
+async def test_the_lowest_reward_of_a_held_out_task_is_not_shown(
+    make: Make, server: ScriptedServer, tmp_path: Path, failure_reward: Any, shown: str
+) -> None:
+    """It is in none of the questions, and the log and the metrics have the search's value."""
+
+    def reward(task: Any, texts: Mapping[str, str]) -> Any:
+        return Outcome.APP_ERROR if task["n"] % 2 else -2.0
+
+    world = World(tmp_path, reward)
+    world.lowest = -50.0  # of a held-out task
+    found = await search(make(max_rollouts=60, failure_reward=failure_reward), world)
+    rewards = {
+        line
+        for request in server.requests
+        for line in request.last_text.splitlines()
+        if line.startswith("Reward: ")
+    }
+    assert rewards == {"Reward: -2", f"Reward: {shown}"}
+    [log] = (tmp_path / "journal").glob("*.jsonl")
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    failed = [one for entry in entries for one in entry.get("seen", ()) if one.get("failed")]
+    assert {one["reward"] for one in failed} == {float(shown)}
+    assert {one["text"].splitlines()[-1] for one in failed} == {f"Reward: {shown}"}
+    lowest = -2.0 if failure_reward == "lowest" else None
+    assert found.metrics().get("failure_reward") == lowest
+    assert {line.get("failure_reward") for line in world.recorded} == {lowest}
 
 
 async def test_rollouts_of_lost_workers_decide_nothing(make: Make, tmp_path: Path) -> None:

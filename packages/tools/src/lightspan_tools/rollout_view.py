@@ -220,8 +220,9 @@ def failure_rewards(
     """Return a function that computes the reward which a failed rollout got in the run.
 
     Its arguments are the rollout's mode and step. It returns None if failed rollouts got no reward.
-    With the setting `"lowest"`, it returns the lowest reward of the run up to that step; for an
-    evaluation rollout, rewards of the step's evaluation count too.
+    With the setting `"lowest"`, it returns the value that the step recorded for its training
+    rollouts. For an evaluation rollout, or if the step recorded none, it returns the lowest reward
+    of the run before it, and for an evaluation rollout of the step too.
     """
     setting = config.get("failure_reward")
     if setting != "lowest":
@@ -229,13 +230,13 @@ def failure_rewards(
     lines = [line for line in run.metrics() if line.get("failure_reward") is not None]
 
     def lowest(mode: Mode, step: int) -> float:
-        is_before = "train" if mode is Mode.TRAIN else ""
-        past = [
-            line["failure_reward"]
-            for line in lines
-            if line["step"] < step or (line["step"] == step and is_before in line["kind"])
-        ]
-        return float(min([0.0, *past]))
+        is_train = mode is Mode.TRAIN
+        first = max(step, 1)  # those before the first step belong to a search
+        own = [one for one in lines if one["step"] == first and one["kind"] in ("train", "search")]
+        if is_train and own:
+            return float(own[-1]["failure_reward"])
+        past = [one for one in lines if one["step"] < step + (not is_train)]
+        return float(min([0.0, *(one["failure_reward"] for one in past)]))
 
     return lowest
 

@@ -134,7 +134,8 @@ class TrainingLoop:
         self._meter.start_step()
         metrics = await self._session.algorithm.run_step(self._session)
         self._session.send_spans()
-        metrics = {**metrics, **self._meter.end_step(), **self._session.reward_metrics()}
+        # a search has its own `failure_reward`, which no held-out task enters
+        metrics = {**self._session.reward_metrics(), **metrics, **self._meter.end_step()}
         line = self._line("train", metrics)
         self._folder.add_metrics(line)
         self._sinks.add(line)

@@ -134,6 +134,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of attempts that were lost and repeated, whose tokens count too."""
     interrupted: int = 0
     """Number of `rollouts` that ended with an earlier process of the run, without a result."""
+    failure_reward: float | None = None
+    """The lowest reward of these rollouts, at most 0, if failures count with it; else None."""
     unpriced: list[str] = msgspec.field(default_factory=list)
     """Models without a price, which are not in `cost`."""
     surveyed: Surveyed | None = None
@@ -221,6 +223,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
             "selection/best": self.candidates[self.best or self.chosen].mean,
             "selection/chosen": self.candidates[self.chosen].mean,
         }
+        if self.failure_reward is not None:
+            metrics["failure_reward"] = self.failure_reward
         if self.chance is not None:
             metrics["selection/chance"] = self.chance
         if self.cost is not None:

@@ -8,13 +8,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from lightspan.algorithms.protocol import Metrics
 from lightspan.errors import ConfigError, EngineError, RewardError
-from lightspan.lightning.episode import Episode
+from lightspan.lightning.episode import Episode, score_failure
 from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
 from lightspan.schema.records import Json, Mode, task_id
@@ -529,8 +530,15 @@ class Evaluator:
         return [[next(evidence) for _ in trial.tasks] for trial in trials]
 
     def _seen(self, episodes: Sequence[Episode], tasks: Sequence[Json]) -> list[Evidence]:
+        """Describe rollouts; those whose app failed get the failure reward of the search.
+
+        The episodes may have another one, since the run's lowest reward may be of a held-out task.
+        """
+        own = [e.reward for e in episodes if e.reward is not None and e.reward_source != "failure"]
+        setting = self._failure_reward
+        value = min([self._lowest, *own]) if isinstance(setting, str) else setting
         return [
-            evidence_of(episode, task, self._concerns)
+            evidence_of(_rescored(episode, value), task, self._concerns)
             for episode, task in zip(episodes, tasks, strict=True)
         ]
 
@@ -730,12 +738,18 @@ class Evaluator:
             self._note(proposal.line())
         if path is not None:
             append(path, [proposal])
-        self._record(proposal.metrics())
+        lowest = {} if self._lowest_failure is None else {"failure_reward": self._lowest_failure}
+        self._record({**proposal.metrics(), **lowest})
 
     # --- results ----------------------------------------------------------------------------
     @property
     def _failure_value(self) -> float:
         return self._lowest if isinstance(self._failure_reward, str) else self._failure_reward
+
+    @property
+    def _lowest_failure(self) -> float | None:
+        """The current failure reward if it may change, else None."""
+        return self._lowest if isinstance(self._failure_reward, str) else None
 
     def reward(self, evidence: Evidence) -> float:
         """Return the reward of a rollout in comparisons.
@@ -855,6 +869,7 @@ class Evaluator:
             unanswered=self._unanswered_calls,
             repeated=self._repeated,
             interrupted=self._interrupted,
+            failure_reward=self._lowest_failure,
             unpriced=[
                 name for name in self._used if self._prices is not None and name not in self._prices
             ],
@@ -891,6 +906,12 @@ class Evaluator:
         """Return the prompt `name` with `text` as its template."""
         prompt = self._prompts.get(name)
         return PromptTemplate(text, engine=prompt.engine) if prompt else PromptTemplate(text)
+
+
+def _rescored(episode: Episode, failure_reward: float) -> Episode:
+    if episode.reward_source != "failure":
+        return score_failure(episode, failure_reward)
+    return replace(episode, reward=failure_reward, failure_reward=failure_reward)
 
 
 def _is_scored(evidence: Evidence) -> bool:
