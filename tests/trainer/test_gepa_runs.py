@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gepa_toy as toy  # type: ignore[import-not-found]
+import msgspec
 import prompt_apps  # type: ignore[import-not-found]
 import pytest
 
@@ -95,7 +96,7 @@ def test_the_folder_says_what_was_found(run: Run) -> None:
     }
     text = inspect_run(folder)
     assert text.startswith(f"{folder}: GEPA\napp prompt_apps:told\n")
-    assert "candidate 0, as given: selection 0.000 (0 0 0 0)\n" in text
+    assert "candidate 0, as given: selection 0.000 (0 0 0 0; again 0 0 0 0)\n" in text
     chosen = f"candidate {found.chosen}, of 1: selection 1.000 (1 1 1 1; again 1 1 1 1), chosen\n"
     assert chosen in text
     assert "candidate 1, of 0: " in text
@@ -249,7 +250,9 @@ def test_a_finished_search_with_another_budget(
     found = read_found(folder)
     assert found is not None
     assert 18 < found.rollouts <= 60
-    assert found.candidates[: len(first.candidates)][0] == first.candidates[0]
+    # now there are finalists, with which the initial prompts are run a second time
+    assert found.candidates[0].again.keys() == found.candidates[0].rewards.keys()
+    assert msgspec.structs.replace(found.candidates[0], again={}) == first.candidates[0]
     assert [evaluation.mean for evaluation in result.evaluations] == [0.0, 1.0]
     log = (folder / "journal" / "gepa.jsonl").read_text().splitlines()
     runs = [len(json.loads(line).get("seen", ())) for line in log]

@@ -103,7 +103,7 @@ class Lucky:
     ("finalists", "chosen", "means"),
     [
         (0, 2, [0.55, 0.6, 1.0]),
-        (1, 0, [0.55, 0.6, 0.5]),  # the second one has no further result
+        (1, 0, [0.55, 0.6, 0.5]),  # candidate 1 has no further result
         (2, 1, [0.55, 0.6, 0.5]),
         (9, 1, [0.55, 0.6, 0.5]),
     ],
@@ -123,7 +123,7 @@ async def test_one_that_won_by_luck_is_not_chosen(
     assert [each.mean for each in found.candidates] == pytest.approx(means)
     assert found.chosen == chosen
     again = [number for number, each in enumerate(found.candidates) if each.again]
-    assert again == [[], [2], [1, 2], [0, 1, 2]][min(finalists, 3)]
+    assert again == [[], [0, 2], [0, 1, 2], [0, 1, 2]][min(finalists, 3)]
     assert {*found.candidates[2].again.values()} == ({0.0} if finalists else set())
     assert found.rollouts == world.rollouts_done
     assert read_found(tmp_path) == found
@@ -139,15 +139,17 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
     assert not any(each.again for each in spent.candidates)
 
 
-@pytest.mark.parametrize(("limit", "count"), [(22, 0), (29, 1), (34, 2)])
+@pytest.mark.parametrize(("limit", "count"), [(36, 0), (37, 2), (41, 2), (42, 3)])
 async def test_a_budget_that_does_not_suffice_for_the_finalists_is_told(
     server: ScriptedServer, tmp_path: Path, limit: int, count: int
 ) -> None:
-    world = World(tmp_path)
-    found = await search(gepa(server, max_rollouts=limit), world)
+    """If it does not suffice for the initial prompts and one finalist, none is run again."""
+    world = World(tmp_path, lambda task, texts: len("".join(texts.values())) / 100)
+    found = await search(gepa(server, max_rollouts=limit, proposals=2), world)
     assert sum(bool(each.again) for each in found.candidates) == count
-    text = f"max_rollouts={limit} suffices to run {count} of the 2 best candidates a second time"
-    assert (text in world.notes) is (count < 2)
+    text = f"max_rollouts={limit} suffices to run {max(0, count - 1)} of 2 finalists and the "
+    text += "initial prompts a second time" + ("" if count else ", so first runs are compared")
+    assert (text in world.notes) is (count < 3)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +200,13 @@ async def test_finalists_of_a_smaller_budget_are_paid_for(
 async def test_finalists_that_are_paid_for_need_no_rollouts(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """Raise a budget by one candidate: it takes 11 rollouts, and 5 more if it is a finalist."""
+    """Raise a budget by one candidate: it takes 11 rollouts, and 5 more if it is a finalist.
+
+    Both finalists and the initial prompts were run a second time.
+    """
     world = World(tmp_path)
     less = await search(gepa(server), world)
-    assert sum(bool(each.again) for each in less.candidates) == gepa(server).finalists == 2
+    assert sum(bool(each.again) for each in less.candidates) == 1 + gepa(server).finalists == 3
     too_small = await search(gepa(server, max_rollouts=less.rollouts + 15), World(tmp_path))
     assert (too_small.reflections, too_small.rollouts) == (less.reflections, less.rollouts)
     assert too_small.ended.endswith("another candidate may take 11; 5 are for the finalists")

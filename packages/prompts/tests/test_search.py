@@ -18,6 +18,7 @@ import pytest
 
 from lightspan import APO, GEPA, LLM, Price, PromptTemplate
 from lightspan.errors import CheckpointError, ConfigError, DataError, EngineError, RewardError
+from lightspan.lightning.episode import Episode
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.images import Image
 from lightspan.schema.records import Outcome, task_id
@@ -515,6 +516,33 @@ async def test_the_lowest_reward_of_a_held_out_task_is_not_shown(
     lowest = -2.0 if failure_reward == "lowest" else None
     assert found.metrics().get("failure_reward") == lowest
     assert {line.get("failure_reward") for line in world.recorded} == {lowest}
+
+
+class Lossy(World):
+    """A world in which lost and failed rollouts end before their call."""
+
+    async def rollouts(self, *args: Any, **options: Any) -> list[Episode]:
+        episodes = await super().rollouts(*args, **options)
+        for each in episodes:
+            if each.outcome is not Outcome.OK or each.reward == 0.25:
+                each.calls.clear()  # type: ignore[attr-defined]
+        return episodes
+
+
+@pytest.mark.parametrize("end", [Outcome.INFRASTRUCTURE, Outcome.APP_ERROR, 0.25])
+async def test_a_lost_rollout_is_no_sign_of_a_cache(make: Make, tmp_path: Path, end: Any) -> None:
+    """Unlike one that ended without a call, with a reward."""
+    seen: set[str] = set()
+
+    def reward(task: Any, texts: Mapping[str, str]) -> Any:
+        is_new = task_id(task) not in seen
+        seen.add(task_id(task))
+        return 0.5 if is_new or task["n"] % 3 else end
+
+    world = Lossy(tmp_path, reward, calls=[call(1, "small", 10, 5)])
+    found = await search(make(max_rollouts=60), world)
+    has_warned = any("had no call of" in note for note in world.notes)
+    assert (bool(found.unasked), has_warned) == ((True, True) if end == 0.25 else (False, False))
 
 
 async def test_rollouts_of_lost_workers_decide_nothing(make: Make, tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from lightspan_prompts.search.candidates import Candidate, SearchResult, read_found
+from lightspan_prompts.gepa.search import Search
+from lightspan_prompts.search import verdict
+from lightspan_prompts.search.candidates import Candidate, SearchResult, Split, read_found
+from lightspan_prompts.search.evaluator import Trial
 from lightspan_prompts.search.verdict import DRAWS, chance_of, judged, sign_flip_tail
 from lightspan_testing.scripted import ScriptedServer
 from packages.prompts.tests.made_up import World, apo, gepa, is_edit, search, text_of
@@ -179,3 +182,30 @@ async def test_a_search_in_noise_keeps_the_first_prompts(
             assert all(not each.is_changed for each in algorithm.learned_prompts().values())
     assert best >= 6
     assert changed <= 1
+
+
+async def test_finalists_of_skewed_rewards_seldom_win_by_chance(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts are equally good. A second run of the finalists alone would favour them: the
+    initial prompts would have the larger variance, and with it the more frequent low means.
+    """
+    monkeypatch.setattr(verdict, "DRAWS", 2_000)
+    rng, chosen, count = random.Random(1), 0, 1_000
+    world = World(tmp_path, lambda task, texts: rng.lognormvariate(0, 2))
+    tasks = [{"n": n} for n in range(20)]
+    for _ in range(count):
+        settings = gepa(server, max_rollouts=1_000)
+        nothing: Any = None
+        searching = Search(settings, world, Split([], tasks), nothing, nothing)  # type: ignore[arg-type]
+        for number in range(3):
+            texts = {"first": f"{number}", "second": ""}
+            [run] = await searching._trials.evaluate([Trial("selection", texts, tasks)])
+            searching._runs.append([run.seen])
+            searching._candidates.append(
+                Candidate(templates=texts, parents=[], rewards={}, mean=0.0, rollouts=0)
+            )
+        best = await searching._confirmed()
+        found = searching._trials.result(searching._candidates, best, "over")
+        chosen += judged(found, 0.05).chosen > 0
+    assert chosen / count <= 0.05

@@ -54,8 +54,9 @@ class GEPA(PromptSearch):
             tried on the same tasks first. At most all tasks outside the selection split.
         proposals: number of candidates that are proposed and run concurrently per iteration.
         finalists: number of best candidates that are run on the selection split a second time at
-            the end, as far as budgets allow. The best finalist by the mean of both runs is chosen,
-            or the initial prompts if they are better. With 0 the first run decides.
+            the end, with the initial prompts, as far as budgets allow. The best finalist by the
+            mean of both runs is chosen, or the initial prompts if they are better. With 0 the first
+            run decides.
         merge: also combine two candidates, if there are several prompts.
         significance: probability above which the best candidate's gain on the selection split is
             taken for chance (a permutation test over its tasks, corrected for the number of

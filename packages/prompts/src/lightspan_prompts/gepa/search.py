@@ -174,35 +174,40 @@ class Search:
         """Run the best candidates (finalists) a second time, and return the number of the best one.
 
         The candidate with the highest mean of many was partly lucky, so the finalists are compared
-        by the mean of both runs. The initial prompts are compared too, even without a second run.
+        by the mean of both runs. The initial prompts are run a second time too: with one run they
+        would have a larger variance than the finalists, which makes false gains more frequent. If a
+        budget does not suffice for them and one finalist, the first runs are compared.
         """
         self._trials.skip_finals()
         self._restate()
-        selection = self._split.selection
         remaining = self._settings.max_rollouts - self._trials.rollouts
-        best = self._ranked
+        finalists = [n for n in self._ranked[: self._settings.finalists] if n]
+        best: list[int] = []
         trials: list[Trial] = []
-        for n in best[: self._settings.finalists]:
+        for n in [0, *finalists] if finalists else ():
             trial = self._second_run(n)
             if not self._trials.has_final(trial):
-                remaining -= len(selection)
+                remaining -= len(self._split.selection)
                 if remaining < 0:
                     break
+            best.append(n)
             trials.append(trial)
-        if len(trials) < min(self._settings.finalists, len(best)):
+        if len(best) < 2:
+            best.clear()
+        if finalists and (count := len(best[1:])) < len(finalists):
             self._context.note(
-                f"max_rollouts={self._settings.max_rollouts} suffices to run {len(trials)} of the "
-                f"{min(self._settings.finalists, len(best))} best candidates a second time"
+                f"max_rollouts={self._settings.max_rollouts} suffices to run {count} of "
+                f"{plural(len(finalists), 'finalist')} and the initial prompts a second time"
+                + ("" if count else ", so first runs are compared")
             )
-        del best[len(trials) :]
-        if best in ([], [0]) or self._trials.spent():
+        if not best or self._trials.spent():
             return self._chosen
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen
         for number, evaluation in zip(best, await self._trials.evaluate(trials), strict=True):
             self._runs[number].append(evaluation.seen)
         self._restate()
-        return max(sorted({0, *best}), key=self._rank)
+        return max(best, key=self._rank)
 
     def _restate(self) -> None:
         """Give the candidates the means by the current failure reward, which may have fallen."""
@@ -223,15 +228,15 @@ class Search:
     def _reserved(self) -> int:
         """Return the number of rollouts to keep for running the finalists at the end.
 
-        The candidates that the next iteration may add count as possible finalists. Candidates that
-        a smaller budget has run a second time need no rollouts. The number is 0 while the initial
-        prompts are the only candidate.
+        The candidates that the next iteration may add count as possible finalists, and the initial
+        prompts are run with them. Candidates that a smaller budget has run a second time need no
+        rollouts. The number is 0 while the initial prompts are the only candidate.
         """
-        if len(self._candidates) == 1:
+        if len(self._candidates) == 1 or not self._settings.finalists:
             return 0
         new = min(self._settings.finalists, self._settings.proposals)
-        others = [self._second_run(n) for n in self._ranked[: self._settings.finalists - new]]
-        unpaid = sum(not self._trials.has_final(trial) for trial in others)
+        others = {0, *self._ranked[: self._settings.finalists - new]}
+        unpaid = sum(not self._trials.has_final(self._second_run(n)) for n in others)
         return (new + unpaid) * len(self._split.selection)
 
     def _stops(self, state: Any) -> bool:

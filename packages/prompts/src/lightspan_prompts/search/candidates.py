@@ -145,10 +145,10 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, int] = msgspec.field(default_factory=dict)
     """Reason why the app's own text was sent → count."""
     unasked: dict[str, int] = msgspec.field(default_factory=dict)
-    """Agent → number of rollouts that did not call it although the task's first rollout did. The
-    only key is `ANY_CALL` if all texts are arguments."""
+    """Agent → number of rollouts that did not call it although the task's first rollout did. Lost
+    and failed rollouts are left out. The only key is `ANY_CALL` if all texts are arguments."""
     asked: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    """Task → agents called in its first rollout of the run."""
+    """Task → agents called in its first rollout of the run that was neither lost nor failed."""
     best: int = 0
     """Number of the candidate with the highest mean on the whole selection split; with finalists,
     only they and the initial prompts (number 0) compete."""

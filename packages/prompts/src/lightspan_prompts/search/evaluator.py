@@ -166,8 +166,8 @@ class Evaluator:
         """Discovered texts that an earlier process or search read, and none that this process ran
         has sent."""
         self._asked_before = {} if begun is None else dict(begun.asked)
-        """Task → agents called in its first rollout of the run, which may be in an earlier search,
-        because a cache of the app may outlast a search."""
+        """Task → agents called in its first rollout of the run that was neither lost nor failed. It
+        may be in an earlier search, because a cache of the app may outlast a search."""
         self._journal = journal
         self._finals: dict[str, Evaluation] = {}
         """Key → final evaluation that `skip_finals` has read and counted."""
@@ -592,11 +592,13 @@ class Evaluator:
         for evidence in evaluation.seen:
             self._applied += evidence.applied
             self._kept.update(evidence.kept)
+            if evidence.failed or _is_lost(evidence):
+                continue  # it may have ended before a call
             agents = evidence.asked
             if self._surveyed is None:  # without a discovery, calls cannot be matched to arguments
                 agents = [ANY_CALL] if evidence.calls else []
             before = self._asked_before.setdefault(evidence.task_id, agents)
-            self._unasked.update(() if evidence.failed else set(before) - set(agents))
+            self._unasked.update(set(before) - set(agents))
         self._check_calls()
 
     def _count_spending(self, evaluation: Evaluation) -> None:
@@ -917,6 +919,11 @@ def _rescored(episode: Episode, failure_reward: float) -> Episode:
 def _is_scored(evidence: Evidence) -> bool:
     """Return whether a rollout has a reward of its own."""
     return evidence.reward is not None and not evidence.is_failure
+
+
+def _is_lost(evidence: Evidence) -> bool:
+    """Return whether a rollout has no reward for a reason outside the app and its scorer."""
+    return evidence.reward is None and not evidence.is_failure and not evidence.unscored
 
 
 def _check_scored(evidence: Sequence[Evidence]) -> None:
