@@ -59,7 +59,7 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
 
 
 def check_ids(tasks: Sequence[Json], what: str, *, may_repeat: bool = False) -> None:
-    """Check that tasks can be told apart by their ids.
+    """Check that tasks have ids that differ.
 
     Args:
         tasks: the tasks.
