@@ -288,9 +288,38 @@ def test_a_client_without_any_key(
 def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
     with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
         assert [model.id for model in client.models.list()] == ["scripted"]
-        client.messages.with_raw_response.count_tokens(model="claude", messages=ASKED["messages"])
     assert llm_spans(scope) == []
     assert gateway.requests == []
+
+
+COUNTED = {"model": "claude", "messages": ASKED["messages"]}
+
+
+async def test_tokens_are_counted_where_the_calls_go(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    client, other = client_of(elsewhere), async_client_of(elsewhere)
+    with acting_as(gateway, "writer") as scope:
+        client.messages.count_tokens(**COUNTED)
+        client.messages.with_raw_response.count_tokens(**COUNTED)
+        await other.beta.messages.count_tokens(**COUNTED)
+        assert not scope.recorder.has_called
+        assert llm_spans(scope) == []
+    for request in gateway.requests:
+        assert request.path == "/v1/messages/count_tokens"
+        assert request.body == COUNTED
+        assert request.headers["authorization"] == "Bearer token-1"
+        assert request.headers[c.HEADER_AGENT] == "writer"
+        assert "app-key" not in request.headers.values()
+    assert (len(gateway.requests), elsewhere.requests) == (3, [])
+    with acting_as(gateway, "checker") as scope:  # which no policy answers
+        client.messages.count_tokens(**COUNTED)
+    assert llm_spans(scope) == []
+    assert [request.path for request in elsewhere.requests] == ["/v1/messages/count_tokens"]
+    client.messages.count_tokens(**COUNTED)  # outside every attempt
+    assert (len(gateway.requests), len(elsewhere.requests)) == (3, 2)
+    client.close()
+    await other.close()
 
 
 # --- production -----------------------------------------------------------------------------

@@ -130,19 +130,26 @@ class RequestHandler:
             await self._access.log.record_refusal(info, failure)
             raise
 
-    async def count(self, parse: Parse, request: web.Request) -> int:
+    async def count(self, api: str, parse: Parse, request: web.Request) -> int:
         """Count the tokens of a request's prompt; nothing is generated or recorded.
+
+        Args:
+            api: path of the API after `/v1/`.
+            parse: parser of its requests.
+            request: the request.
 
         Raises:
             ApiError: the request is refused.
         """
         session = await self._access.authenticate(request)
         body = await request_body.read_body(request)
-        body = body._replace(fields={**body.fields, "max_tokens": 1})
+        if api == "messages":  # where a call must have a limit, and a count has none
+            body = body._replace(fields={**body.fields, "max_tokens": 1})
         path, target = self._route(session, _agent_path(request), body)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
         info = self._call_info(request, session, body, path, target)
+        info.api = api
         engine = self._engine_for(info)
         tokenizer, images = _tokenizer(engine, info.policy), await self._read_images(info, engine)
         _, prompts = await request_body.to_thread_if_large(
@@ -364,7 +371,7 @@ class RequestHandler:
             parent_id=None if parent_id == c.NO_PARENT else parent_id,
             trace_id=trace_id,
             start_ns=now_ns(),
-            api=request.rel_url.raw_path.rpartition("/v1/")[2].removesuffix("/count_tokens"),
+            api=request.rel_url.raw_path.rpartition("/v1/")[2],
             grace_s=self._relayed_s if is_relayed and not session.shared else 0.0,
         )
 
