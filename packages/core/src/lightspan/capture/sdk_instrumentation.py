@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -224,7 +225,7 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
         check_call(current)
         notify_end = notify_call_start(current)
         add_client_key(getattr(client, "api_key", None))
-        target, body = _target(current, client.base_url), _body(options)
+        target, body = _target(current, client.base_url), _body(sdk, options)
         reading = reading_of(current, body)
         if reading is None and target.route is Route.APP and not current.scope.recorder.keeps:
             return None
@@ -282,7 +283,12 @@ def _model_path(sdk: Sdk, options: Any) -> str | None:
     return sdk.path(path.partition("#")[0])
 
 
-def _body(options: Any) -> dict[str, Any]:
+def _body(sdk: Sdk, options: Any) -> dict[str, Any]:
+    # The newest SDKs read files and iterators when they send. They can be read once, and the body
+    # that is recorded must be the one that is sent.
+    prepare = getattr(sys.modules.get(f"{sdk.name}._base_client"), "prepare_request_data", None)
+    if prepare is not None:
+        options.json_data = prepare(options.json_data, location="body")
     data = options.json_data
     if data is None and isinstance(content := getattr(options, "content", None), bytes):
         data = json.loads(content)
