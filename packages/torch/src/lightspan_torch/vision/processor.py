@@ -107,8 +107,8 @@ class ImageProcessor:
             return self._family.prepare(self._processor, image, self._config, self.names)
         except (ValueError, ArithmeticError) as error:
             raise DataError(
-                f"image {digest[:12]} of {image.width} by {image.height} pixels cannot be "
-                f"prepared by {type(self._processor).__name__}: {error}"
+                f"image {digest[:12]} of {image.width} by {image.height} pixels cannot be prepared "
+                f"by {type(self._processor).__name__}: {error}: crop it, pad it or split it"
             ) from error
 
 
