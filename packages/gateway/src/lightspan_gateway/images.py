@@ -11,13 +11,14 @@ import binascii
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from lightspan.errors import DataError, ModelError
 from lightspan.protocols.engine import ImageTokenizer
+from lightspan.schema import semconv as c
 from lightspan.schema.images import Image, PromptImage
 from lightspan.schema.media import is_reference
 from lightspan_gateway.api_errors import ApiError, bad_request
@@ -33,9 +34,6 @@ from lightspan_gateway.limits import ImageLimits
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
-
-INVALID_IMAGE: Final = "invalid_image"
-"""Code of the error for an image that is broken, of another format, or beyond a limit."""
 
 
 class ImageReader:
@@ -243,7 +241,7 @@ def _too_large(field: str, limit: int) -> ApiError:
 
 
 def _invalid(message: str, field: str) -> ApiError:
-    return bad_request(message, field, INVALID_IMAGE)
+    return bad_request(message, field, c.INVALID_IMAGE)
 
 
 def refused_image(

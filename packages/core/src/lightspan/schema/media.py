@@ -142,17 +142,14 @@ def _without_bytes(value: Any) -> Any:
         return reference(value)
     if isinstance(value, list | tuple):
         return [_without_bytes(item) for item in value]
-    if isinstance(value, str) and _is_bytes(value):
-        return _blob(value)
-    return value
+    return _blob(value) if isinstance(value, str) and _is_bytes(value) else value
 
 
 def _is_bytes(text: str) -> bool:
     if text[:5].lower() == "data:":
         return _STRICT_DATA_URL.match(text) is not None
-    if len(text) <= _MAX_OPAQUE_LENGTH or _BASE64.fullmatch(text) is None:
-        return False
-    return len(set(text[:_MAX_OPAQUE_LENGTH])) >= _MIN_DISTINCT
+    is_long_base64 = len(text) > _MAX_OPAQUE_LENGTH and _BASE64.fullmatch(text) is not None
+    return is_long_base64 and len(set(text[:_MAX_OPAQUE_LENGTH])) >= _MIN_DISTINCT
 
 
 def _blob(text: str, **fields: Any) -> Part:
