@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from lightspan.capture.adapter import FrameworkCall, SpanEnd
 from lightspan.capture.context import AgentContext, AttemptContext, Frame
@@ -12,6 +13,11 @@ from lightspan.schema import semconv as c
 from lightspan.schema.records import Attempt, AttemptStatus, Mode, Rollout
 from lightspan.schema.routing import Route, Routing, Rule, Target
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, clean_attributes
+from lightspan.stores.memory import MemoryStore
+from lightspan.training.call_budget import endpoint_calls
+from lightspan_prompts.search.feedback import evidence_of
+from lightspan_testing.store_suite.base import ref
+from lightspan_testing.strategies import make_attempt, make_rollout
 
 ACTING = AgentContext(
     AttemptContext(rollout_id="r", attempt_id="a", trace_id="0" * 32),
@@ -52,6 +58,25 @@ def test_its_span() -> None:
         c.INPUT_TOKENS: 5,
         c.OUTPUT_TOKENS: 2,
     }
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+async def test_an_answer_of_a_cache_costs_nothing(is_cached: bool) -> None:
+    record_call(ACTING, REQUEST, ANSWER, start_ns=1, is_cached=is_cached)
+    [span] = ACTING.scope.recorder.drain()
+    assert span.attributes.get(c.CACHED) is (True if is_cached else None)
+    assert c.usage_of(span.attributes) == ((None, None) if is_cached else (5, 2))
+    rollout, attempt = make_rollout(), make_attempt()
+    span = replace(span, attempt_id=attempt.attempt_id)
+    evidence = evidence_of(build_episode(attempt, rollout, [span], []), None)
+    assert evidence.usage == ({} if is_cached else {"mine": (5, 2)})
+    assert evidence.estimated == 0
+    async with MemoryStore() as store:
+        await store.enqueue([rollout])
+        [claim] = await store.claim("runner", 1, lease_s=60)
+        stored = replace(span, attempt_id=claim.attempt.attempt_id)
+        await store.add_spans(ref(claim.attempt), [stored])
+        assert await endpoint_calls(store, [rollout.rollout_id]) == (not is_cached)
 
 
 @pytest.mark.parametrize(

@@ -317,9 +317,15 @@ def test_different_tasks_with_one_id_are_named(
     rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
 ) -> None:
     one, two, other = {"id": "a", "q": "x"}, {"id": "a", "q": "y"}, {"id": 2, "q": "x"}
-    assert list(shared_ids([one, other, {"q": "x", "id": "a"}, "text", "text"])) == []
+    assert (
+        list(shared_ids([one, other, {"q": "x", "id": "a"}, "text", "text"], searches=False)) == []
+    )
     twice = [one, two, other, {"id": "2", "q": "x"}]
-    assert list(shared_ids(twice)) == [
+    assert list(shared_ids([one, two], searches=True)) == [
+        "train[0] and train[1] differ and have one id (a): fit refuses them; give each task an id "
+        "of its own"
+    ]
+    assert list(shared_ids(twice, searches=False)) == [
         "train[0] and train[1] differ and have one id (a) (likewise 1 other id): messages, inspect "
         "and export show them as one task; give each task an id of its own"
     ]

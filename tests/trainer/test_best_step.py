@@ -192,6 +192,10 @@ def test_split_is_the_same_each_time_and_keeps_equal_tasks_together(tiny: Path) 
     assert found != split(1)
     assert (len(found.train), len(found.selection)) == (30, 5)
     assert not set(found.train) & set(found.selection)
+    settings = TrainerSettings(LightningRL(tiny), keep="best", validate_every=1)
+    parts = [{"id": n, "part": part} for part in ("easy", "hard") for n in range(4)]
+    with pytest.raises(DataError, match=r"train\[0\] and train\[4\] .* have one id \(0\)"):
+        split_tasks(settings, parts, None, 0.25)
 
 
 def test_a_step_above_the_planned_ones_is_evaluated(tiny: Path) -> None:

@@ -108,6 +108,10 @@ async def test_a_workbench_of_the_users_own(rig: Rig) -> None:
 class Other(ReplayChatCompletionClient):
     """A model client that does not use the OpenAI SDK."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cached_bool_value = False
+
 
 async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> None:
     from PIL import Image as Picture
@@ -224,6 +228,10 @@ async def test_what_a_cache_answers_elsewhere_is_recorded(rig: Rig, streamed: bo
     names = [span.name for span in played.llm_spans]
     assert names == ["chat Other", "chat ChatCompletionCache"]
     assert {span.attributes[semconv.ROUTE] for span in played.llm_spans} == {"app"}
+    asked, cached = (span.attributes for span in played.llm_spans)
+    assert (semconv.CACHED in asked, cached[semconv.CACHED]) == (False, True)
+    assert semconv.usage_of(asked) == (21, 2)
+    assert semconv.usage_of(cached) == (None, None)
 
 
 # --- our own errors -------------------------------------------------------------------------

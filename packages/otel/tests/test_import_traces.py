@@ -18,6 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 import lightspan_otel as otel
 from lightspan.errors import DataError
+from lightspan.lightning.episode import build_episode
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.images import Image
 from lightspan.schema.records import AttemptStatus, Mode
@@ -141,6 +142,39 @@ def test_siblings_of_two_libraries_are_one_call() -> None:
     _, settled = gathered(make_rollout("1"), attempt, spans)
     calls = [span.name for span in settled if span.kind is SpanKind.LLM]
     assert sorted(calls) == ["span 1", "span 3", "span 4"]
+
+
+def test_nested_spans_of_calls() -> None:
+    """Check nested calls with a tool and an agent between, and nested spans of one call.
+
+    An inner span without messages is not the call, unless no other has some.
+    """
+    full = {c.OPERATION_NAME: "chat", c.OUTPUT_MESSAGES: "[]"}
+    bare = {c.OPERATION_NAME: "chat"}
+    llm, other = SpanKind.LLM, SpanKind.CHAIN
+    rows: list[tuple[int, int | None, SpanKind, dict[str, Any]]] = [
+        *((1, None, SpanKind.AGENT, {}), (2, 1, llm, full), (3, 2, SpanKind.TOOL, {})),
+        *((4, 3, SpanKind.AGENT, {}), (5, 4, llm, full), (6, 5, other, {}), (7, 6, llm, full)),
+        *((8, 1, llm, full), (9, 8, llm, bare), (10, 1, llm, bare), (11, 10, llm, bare)),
+        *((12, 1, llm, full), (13, 12, llm, bare), (14, 12, llm, full)),
+    ]
+    spans = [
+        make_span(
+            f"{number:016x}",
+            kind,
+            parent_id=None if parent is None else f"{parent:016x}",
+            start_ns=START + number,
+            end_ns=START + 99,
+            attributes={**attributes, **({c.CALL_ID: f"c-{number}"} if kind is llm else {})},
+        )
+        for number, parent, kind, attributes in rows
+    ]
+    attempt = msgspec.structs.replace(make_attempt("1"), runner_id=SENDER)
+    rollout, settled = gathered(make_rollout("1"), attempt, spans)
+    calls = build_episode(attempt, rollout, settled, []).calls
+    assert sorted(call.call_id for call in calls) == sorted(
+        f"c-{number}" for number in (2, 7, 8, 11, 13, 14)
+    )
 
 
 @pytest.mark.parametrize("name", FORMS)

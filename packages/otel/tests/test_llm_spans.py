@@ -169,6 +169,19 @@ def test_of_two_spans_of_one_call_the_inner_one_is_it(tracer: Tracer, url: str) 
     assert [call.name for call in only(url).calls] == ["chat groq/m"]
 
 
+def test_of_two_spans_of_one_call_the_one_with_messages_is_it(tracer: Tracer, url: str) -> None:
+    bare = {key: GENAI[key] for key in GENAI if "messages" not in key}
+    around = tracer.start_as_current_span("outer", attributes=OPENINFERENCE)
+    with record(url), agent(tracer, "writer"):
+        with around:
+            bypassing(tracer, bare)
+        bypassing(tracer, bare)
+    first, second = only(url).calls
+    assert genai_messages.output_messages_of(first.attributes)
+    assert second.attributes[c.REQUEST_MODEL] == "groq/m"
+    assert c.OUTPUT_MESSAGES not in second.attributes
+
+
 def test_a_call_in_a_tool_inside_a_call_is_another(
     tracer: Tracer, client: openai.OpenAI, url: str
 ) -> None:

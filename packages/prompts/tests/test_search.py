@@ -337,6 +337,15 @@ async def test_equal_tasks_are_said(make: Make, tmp_path: Path) -> None:
     assert world.notes == []
 
 
+async def test_different_tasks_of_one_id_are_refused(make: Make, tmp_path: Path) -> None:
+    """Three files of a benchmark, each numbered from 0, would lose two thirds of their tasks."""
+    world = World(tmp_path)
+    world.tasks = [{"id": n, "part": part} for part in ("easy", "hard") for n in range(4)]
+    with pytest.raises(DataError, match=r"train\[0\] and train\[4\] .* have one id \(0\)"):
+        await search(make(), world)
+    assert world.rollouts_done == 0
+
+
 async def test_it_can_be_cancelled(make: Make, server: ScriptedServer, tmp_path: Path) -> None:
     waits = asyncio.Event()
     loop = asyncio.get_running_loop()

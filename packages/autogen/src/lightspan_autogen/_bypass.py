@@ -140,6 +140,7 @@ def _record(model_call: ModelCall, result: Any, error: BaseException | None) -> 
         start_ns=model_call.start_ns,
         client=None if model_call.is_cache else model_call.client,
         native="autogen_ext.models.openai.OpenAIChatCompletionClient",
+        is_cached=isinstance(result, CreateResult) and result.cached,
     )
 
 

@@ -221,7 +221,7 @@ async def _read_tokens(store: Store, run_id: str) -> dict[str, Tokens]:
         ids = [attempt.attempt_id for attempt in await store.attempts(page)]
         for spans in (await store.spans(ids)).values():
             for span in spans:
-                if span.kind is not SpanKind.LLM:
+                if span.kind is not SpanKind.LLM or semconv.CACHED in span.attributes:
                     continue
                 name = semconv.model_of(span.attributes) or "unknown model"
                 model = tokens.setdefault(name, Tokens())

@@ -100,6 +100,8 @@ def test_ids_are_fresh_and_begin_with_the_time(monkeypatch: pytest.MonkeyPatch) 
         (0.1 + 0.2, Reward(0.30000000000000004)),
         (Fraction(1, 4), Reward(0.25)),  # as other libraries' numbers
         (math.nan, Reward(None)),
+        (-(10**400), Reward(None)),
+        (10**101, Reward(None)),
         (-math.inf, Reward(None)),
         (-sys.float_info.max, Reward(None)),
         (Reward(2.0, {"a": 1.0}), Reward(2.0, {"a": 1.0})),

@@ -11,7 +11,7 @@ import pytest
 from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import DataError
 from lightspan.schema.records import fingerprint, task_id
-from lightspan.training.data import clusters_of, load_distinct, load_tasks
+from lightspan.training.data import check_ids, clusters_of, load_distinct, load_tasks
 
 
 @dataclass
@@ -147,6 +147,9 @@ def test_distinct_tasks() -> None:
     assert load_distinct(["a", "b"]) == ["a", "b"]
     with pytest.raises(DataError, match=r"val\[0\] and val\[2\] are equal, or have one id \(7\)"):
         load_distinct([{"id": 7, "q": "a"}, "b", {"id": "7", "q": "c"}], "val")
+    check_ids(["a", {"id": 7}, "a", {"id": 7}], "train", may_repeat=True)
+    with pytest.raises(DataError, match=r"train\[0\] and train\[2\] are equal, or have one id"):
+        check_ids([{"id": 7}, "b", {"id": 7, "q": "a"}], "train", may_repeat=True)
 
 
 def test_epochs_use_every_task_before_any_again() -> None:

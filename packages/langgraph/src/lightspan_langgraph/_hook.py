@@ -284,14 +284,16 @@ def _record_bypassing(
         end: end of the run of the model.
         result: LangChain's result; it may come from a cache.
     """
+    is_cached = _bypass.is_cached(result)
     record_call(
         attempt.tree.inside(end.run_id).within(replace(attempt.tree.attempt, recorder=recorder)),
         _bypass.request(call, end.run_id),
         _bypass.answer(result),
         SpanEnd(end.status, end.message, end.attributes),
         start_ns=call.start_ns,
-        client=None if _bypass.is_cached(result) else call.model,
+        client=None if is_cached else call.model,
         native="langchain_openai.ChatOpenAI",
+        is_cached=is_cached,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
+from lightspan.lightning.episode import repeated_calls
 from lightspan.production.auto_attempts import task_of
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
 from lightspan.production.store_writer import attempt_write, write_pending
@@ -246,11 +247,9 @@ def gathered(
     by_id = {span.span_id: span for span in spans}
     calls = [span for span in spans if span.kind is SpanKind.LLM]
     around = {call.span_id: _ancestors(call, by_id) for call in calls}
-    # A call around a call is the same call, recorded by another library.
-    wrapping = {outer.span_id for ancestors in around.values() for outer in ancestors}
-    repeated = _repeated(calls)
+    nested, repeated = repeated_calls(spans), _repeated(calls)
     settled = [
-        _settled(span, around.get(span.span_id, ()), is_wrapping=span.span_id in wrapping)
+        _settled(span, around.get(span.span_id, ()), is_repeated=span.span_id in nested)
         for span in (s.replace(kind=SpanKind.CHAIN) if s.span_id in repeated else s for s in spans)
     ]
     entries = [span for span in spans if span.parent_id not in by_id]
@@ -313,9 +312,9 @@ def _agents(ancestors: Sequence[Span]) -> tuple[str, ...]:
     return tuple(names[:_MAX_DEPTH])
 
 
-def _settled(span: Span, ancestors: Sequence[Span], *, is_wrapping: bool) -> Span:
+def _settled(span: Span, ancestors: Sequence[Span], *, is_repeated: bool) -> Span:
     attributes = dict(span.attributes)
-    if is_wrapping:
+    if is_repeated:
         attributes.pop(c.CALL_ID, None)
     if span.kind is SpanKind.LLM and c.AGENT_PATH not in attributes:
         names = _agents(ancestors)

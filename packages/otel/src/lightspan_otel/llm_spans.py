@@ -7,8 +7,8 @@ already. In rollouts nothing is recorded from spans.
 
 The call of a span counts as recorded already in two cases: if a call was recorded inside the span,
 or if a recorded call was open in the same context when the span began. If two libraries make nested
-spans of one call, only the inner span is recorded. But nested spans with a tool or an agent between
-them are two calls.
+spans of one call, only the inner span is recorded, or the outer one if the inner has no messages.
+But nested spans with a tool or an agent between them are two calls.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ _CALL_ATTRIBUTES: Final = frozenset(
     }
 )
 """Attributes that are recorded of a call, as SDK patches do. Other attributes repeat them."""
+_MESSAGES: Final = {c.INPUT_MESSAGES, c.OUTPUT_MESSAGES}
 _CONTENT_ATTRIBUTES: Final = {
     SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
     SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
@@ -147,6 +148,8 @@ def read(open_span: OpenSpan, span: ReadableSpan) -> None:
                 found: dict[str, Image] = {}
                 with images_into(found):
                     call = normalized(from_otel(span))
+                if open_span.is_in_call and not call.attributes.keys() & _MESSAGES:
+                    return  # the span around it may have messages
                 _record(open_span, agent, call, found)
         elif kind in _CONTENT_ATTRIBUTES:
             open_span.content = _content(normalized(from_otel(span)), _CONTENT_ATTRIBUTES[kind])

@@ -33,6 +33,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Attributes, SpanEvent, SpanKind, SpanStatus, now_ns
 from lightspan_otel.agent_names import READ, Role, agent_name, role_of, tool_call_id, tool_name
+from lightspan_otel.span_kinds import kind_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -151,6 +152,21 @@ class OpenSpan:
         Recorded model calls can only have such spans as parents.
         """
         return self.frame is not None or self.role is Role.TOOL
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether an open span of a model call is around this span, with no agent or tool between.
+
+        A call's span of which no attribute says so yet does not count.
+        """
+        for each in self.upwards():
+            span = each._span()
+            if each is not self and span is not None:
+                if each.role in (Role.AGENT, Role.TOOL):
+                    return False
+                if kind_of(span.attributes or {}) is SpanKind.LLM:
+                    return True
+        return False
 
     @property
     def began_outside(self) -> bool:

@@ -11,6 +11,7 @@ from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import filled_as
 from lightspan.schema.records import Json, Mode, task_id
 from lightspan.schema.validation import check_number, check_whole
+from lightspan.training.data import check_ids
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.logging import copy_to_original
 from lightspan_agl.types import NamedResources, PromptTemplate
@@ -140,7 +141,7 @@ class APO(Generic[T]):
                 "APO learns the prompt template %r; without a change: %s",
                 *(name, ", ".join(map(repr, names[1:]))),
             )
-        split = Split(feedback=distinct_tasks(train), selection=distinct_tasks(val))
+        split = Split(feedback=distinct_tasks(train, "train"), selection=distinct_tasks(val, "val"))
         prompts = {name: template}
         trials = Evaluator(runs, prompts, None, "lowest", Mode.VAL)
         client = _with_own_connections(self.async_openai_client)
@@ -217,6 +218,11 @@ def _with_own_connections(client: AsyncOpenAI) -> AsyncOpenAI:
     return client.copy(http_client=openai.DefaultAsyncHttpxClient())
 
 
-def distinct_tasks(tasks: Sequence[Json]) -> list[Json]:
-    """Return the tasks without duplicates."""
+def distinct_tasks(tasks: Sequence[Json], what: str) -> list[Json]:
+    """Return the tasks without duplicates.
+
+    Raises:
+        DataError: tasks that differ share an id.
+    """
+    check_ids(tasks, what, may_repeat=True)
     return list({task_id(task): task for task in tasks}.values())

@@ -112,6 +112,7 @@ def record_call(
     start_ns: int,
     client: Any = None,
     native: str = "",
+    is_cached: bool = False,
 ) -> None:
     """Record a call that a client without an SDK of `sdks` made, after the call has ended.
 
@@ -125,7 +126,9 @@ def record_call(
         start_ns: start, nanoseconds since the epoch.
         client: the framework's client; None if it is unknown.
         native: name of a client that records its calls, for a hint to the user; empty for none.
+        is_cached: whether a cache answered, so that no model was called.
     """
+    answer = {**answer, "usage": None} if is_cached else answer
     description = Client() if client is None else client_of(client, native)
     gateway = context.scope.gateway_url
     if gateway and f"{description.url}/".startswith(f"{gateway}/"):
@@ -137,6 +140,7 @@ def record_call(
     attributes = {
         semconv.CALL_ID: new_id("call"),
         semconv.ROUTE: Route.APP.value,
+        semconv.CACHED: is_cached or None,
         semconv.CALL_OUTCOME: _OUTCOMES.get(status, CallOutcome.CANCELLED).value,
         **content,
         **description.attributes(),

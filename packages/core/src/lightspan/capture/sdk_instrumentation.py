@@ -437,7 +437,8 @@ class SdkCall:
             answer: the answer received so far; None to take `unparsed`.
         """
         is_abandoned = isinstance(error, GeneratorExit)
-        self.notify_end(is_abandoned and genai_attributes.has_content(answer or {}))
+        has_content = any((answer or {}).get(key) for key in ("choices", "output", "content"))
+        self.notify_end(is_abandoned and has_content)
         if is_abandoned or isinstance(error, asyncio.CancelledError):
             # Also at the gateway, which may notice it only after the attempt was reported.
             outcome = CallOutcome.CANCELLED

@@ -150,11 +150,6 @@ def _has_halves(answer: Mapping[str, Any]) -> bool:
     return _SURROGATE.search(json.dumps(answer, ensure_ascii=False, default=str)) is not None
 
 
-def has_content(answer: Mapping[str, Any]) -> bool:
-    """Return whether `answer` has a choice, an output item or a content block."""
-    return any(answer.get(key) for key in ("choices", "output", "content"))
-
-
 def problem_of(answer: Mapping[str, Any]) -> str:
     """Return why a whole answer of an endpoint is none, as a message; empty if it is one.
 

@@ -98,5 +98,5 @@ def _number(value: Any, what: str = "a reward") -> float:
         more = ", or None or a mapping of names to numbers" if what == "a reward" else ""
         kinds = f"a number or a bool{more}, not {type(value).__name__}"
         raise RewardError(f"{what} must be {kinds}: {value!r}") from error
-    except OverflowError as error:
-        raise RewardError(f"{what} must be a number that a float can hold") from error
+    except OverflowError:
+        return float("inf")  # no float can hold it, so it is not `usable`

@@ -73,6 +73,8 @@ CALL_OUTCOME: Final = "lightspan.call.outcome"
 CALL_REPEATS: Final = "lightspan.call.repeats"
 """How often the SDK sent the request again, after an error or a timeout; absent if never. The
 usage is that of the answer alone, although the provider may charge for the others too."""
+CACHED: Final = "lightspan.call.cached"
+"""True if a cache of the app's framework answered. No model was called, and there is no usage."""
 CLIENT: Final = "lightspan.client"
 """Class of a model client that bypassed lightspan, such as `langchain_ollama.ChatOllama`."""
 CLIENT_FIX: Final = "lightspan.client.fix"

@@ -68,7 +68,8 @@ async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
     """Return the number of calls that rollouts made to the app's own endpoint or to an `LLM`.
 
     The calls of all attempts of a rollout count, also those of lost attempts and those that arrived
-    after an attempt's end. Replayed calls do not, because their recorded answers were given again.
+    after an attempt's end. Replayed calls and answers of the app's caches do not, because no model
+    was called.
     """
     count = 0
     for start in range(0, len(rollout_ids), READ_AT_ONCE):
@@ -76,6 +77,6 @@ async def endpoint_calls(store: Store, rollout_ids: Sequence[str]) -> int:
         spans = await store.spans([attempt.attempt_id for attempt in attempts])
         for attempt_spans in spans.values():
             calls = [span.attributes for span in attempt_spans if span.kind is SpanKind.LLM]
-            made = (each for each in calls if c.REPLAYED_FROM not in each)
+            made = (each for each in calls if not {c.REPLAYED_FROM, c.CACHED} & each.keys())
             count += sum(str(attributes.get(c.ROUTE)) in _ELSEWHERE for attributes in made)
     return count

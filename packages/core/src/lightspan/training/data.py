@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -55,14 +54,29 @@ def load_distinct(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> li
         DataError: two tasks are equal or share an id, or `load_tasks` raises it.
     """
     items = load_tasks(tasks, what)
-    [(name, count)] = Counter(map(task_id, items)).most_common(1)
-    if count > 1:
-        first, second = [i for i, task in enumerate(items) if task_id(task) == name][:2]
-        raise DataError(
-            f"{what}[{first}] and {what}[{second}] are equal, or have one id ({name}): held-out "
-            "rewards are compared task by task, so make them differ"
-        )
+    check_ids(items, what)
     return items
+
+
+def check_ids(tasks: Sequence[Json], what: str, *, may_repeat: bool = False) -> None:
+    """Check that tasks have ids that differ.
+
+    Args:
+        tasks: the tasks.
+        what: name of the tasks in error messages.
+        may_repeat: whether tasks may be equal.
+
+    Raises:
+        DataError: two tasks share an id.
+    """
+    places: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        first = places.setdefault(task_id(task), index)
+        if first != index and not (may_repeat and task == tasks[first]):
+            raise DataError(
+                f"{what}[{first}] and {what}[{index}] are equal, or have one id ({task_id(task)}): "
+                "rewards are compared task by task, so make them differ"
+            )
 
 
 def clusters_of(tasks: Sequence[Json], key: str | None, what: str = "tasks") -> dict[str, str]:

@@ -18,7 +18,7 @@ from lightspan.errors import ConfigError, DataError
 from lightspan.progress import plural
 from lightspan.schema.records import Json, fingerprint, task_id
 from lightspan.schema.validation import is_number
-from lightspan.training.data import clusters_of, load_distinct
+from lightspan.training.data import check_ids, clusters_of, load_distinct
 from lightspan.training.results import Evaluation
 from lightspan.training.settings import TrainerSettings
 
@@ -155,10 +155,11 @@ def _split_off(train: list[Json], share: float, seed: int) -> tuple[list[Json], 
 
     Raises:
         ConfigError: `share` is not between 0 and 1.
-        DataError: no training task would remain.
+        DataError: no training task would remain, or tasks that differ share an id.
     """
     if not is_number(share) or not 0 < share < 1:
         raise ConfigError(f"selection={share!r}: the share of train to take is between 0 and 1")
+    check_ids(train, "train", may_repeat=True)
     distinct = {task_id(task): task for task in train}
     count = max(1, round(share * len(distinct)))
     if count >= len(distinct):

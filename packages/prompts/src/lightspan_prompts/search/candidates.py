@@ -13,6 +13,7 @@ from lightspan.algorithms.protocol import Metrics
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import plural
 from lightspan.schema.records import Json, task_id
+from lightspan.training.data import check_ids
 from lightspan_prompts.search.prompt_discovery import Surveyed
 
 JOURNAL: Final = "journal"
@@ -318,8 +319,9 @@ def split_tasks(tasks: Sequence[Json], share: float, seed: int) -> Split:
         seed: seed of the random choice.
 
     Raises:
-        DataError: there are too few tasks.
+        DataError: there are too few tasks, or tasks that differ share an id.
     """
+    check_ids(tasks, "train", may_repeat=True)
     distinct = {task_id(task): task for task in tasks}
     count = max(1, round(share * len(distinct)))
     if count >= len(distinct):

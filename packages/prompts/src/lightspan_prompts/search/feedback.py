@@ -143,7 +143,7 @@ def _usage(spans: Iterable[Span]) -> tuple[dict[tuple[str, bool], tuple[int, int
     """
     totals: dict[tuple[str, bool], tuple[int, int]] = {}
     estimated = unanswered = 0
-    for span in spans:
+    for span in (each for each in spans if c.CACHED not in each.attributes):
         counts = [count or 0 for count in c.usage_of(span.attributes)]
         is_policy = c.POLICY in span.attributes
         if not any(counts) and not is_policy:

@@ -114,12 +114,17 @@ def read_agents(
 
 def equal_tasks(tasks: Sequence[Json]) -> Iterator[str]:
     """Yield a warning if some training tasks of a search for prompts are equal."""
-    if len({task_id(task) for task in tasks}) < len(tasks):
+    if len({fingerprint(task) for task in tasks}) < len(tasks):
         yield "fit counts equal training tasks once while prompts are compared and shown"
 
 
-def shared_ids(tasks: Sequence[Json]) -> Iterator[str]:
-    """Yield a warning if some training tasks share an `id` and differ in content."""
+def shared_ids(tasks: Sequence[Json], *, searches: bool) -> Iterator[str]:
+    """Yield a warning if some training tasks share an `id` and differ in content.
+
+    Args:
+        tasks: the training tasks.
+        searches: whether the algorithm is a search for prompts, which refuses such tasks.
+    """
     first: dict[str, int] = {}
     pairs: dict[str, tuple[int, int]] = {}
     for place, task in enumerate(tasks):
@@ -130,10 +135,12 @@ def shared_ids(tasks: Sequence[Json]) -> Iterator[str]:
     if pairs:
         (name, (one, two)), more = next(iter(pairs.items())), len(pairs) - 1
         others = f" (likewise {plural(more, 'other id')})" if more else ""
+        told = (
+            "fit refuses them" if searches else "messages, inspect and export show them as one task"
+        )
         yield (
             f"train[{one}] and train[{two}] differ and have one id ({name})"
-            f"{others}: messages, inspect and export show them as one task; give each task an id "
-            "of its own"
+            f"{others}: {told}; give each task an id of its own"
         )
 
 

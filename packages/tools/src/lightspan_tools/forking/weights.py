@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,22 +67,27 @@ def policies_of(routing: Routing) -> list[str]:
 
 async def versions_used(
     store: Store, run_id: str, episode: Episode, policies: Sequence[str]
-) -> dict[str, tuple[int, int | None]]:
-    """Return policy → (its version in most of the episode's tokens, the step that published it).
+) -> dict[str, tuple[int, range]]:
+    """Return policy → (its version in most of the episode's tokens, the steps that ended with it).
 
-    The step is None if the store does not know it. Policies without tokens are left out.
+    A step without an update publishes no version. The steps are empty if the store does not know
+    the version. Policies without tokens are left out.
     """
     counts: dict[str, Counter[int]] = {}
     for call in episode.calls:
         for version, size in () if call.record is None else call.record.versions:
             counts.setdefault(call.policy, Counter())[version] += size
-    used: dict[str, tuple[int, int | None]] = {}
+    used: dict[str, tuple[int, range]] = {}
     for policy in (policy for policy in policies if counts.get(policy)):
         [(version, _)] = counts[policy].most_common(1)
         published = await store.policy_versions(policy)
-        own = [each for each in published if each.run_id == run_id]
-        steps = [each.step for each in own if each.version == version]
-        used[policy] = version, steps[0] if steps else None
+        steps = {each.version: each.step for each in published if each.run_id == run_id}
+        if version not in steps:
+            used[policy] = version, range(0)
+            continue
+        first = steps[version]
+        later = [step for each, step in steps.items() if each > version]
+        used[policy] = version, range(first, max(first + 1, min(later, default=sys.maxsize)))
     return used
 
 
@@ -89,7 +95,7 @@ def choose_weights(
     run: RunFolder,
     config: Mapping[str, Any],
     policies: Sequence[str],
-    used: Mapping[str, tuple[int, int | None]],
+    used: Mapping[str, tuple[int, range]],
     model: str | None = None,
 ) -> Weights:
     """Return the weights for the continuations of a rollout.
@@ -118,14 +124,17 @@ def choose_weights(
             )
         models = dict.fromkeys(policies, model)
         return Weights(f"{model} (--model)", False, models, None, dict.fromkeys(policies, 0))
-    steps = [step for _, step in used.values() if step is not None]
-    wanted = max(steps, default=None)
+    known = [steps for _, steps in used.values() if steps]
+    wanted = max((steps.start for steps in known), default=None)
     sources = _sources(run)
-    if wanted is None:
-        source, is_exact = sources[-1], False
+    exact = [each for each in sources if known and all(each.step in steps for steps in known)]
+    is_exact = bool(exact)
+    if exact:
+        source = exact[-1]
+    elif wanted is None:
+        source = sources[-1]
     else:
         source = min(reversed(sources), key=lambda each: abs(each.step - wanted))
-        is_exact = source.step == wanted
     version = ", ".join(f"{name} {number}" for name, number in versions.items() if name in used)
     text = f"{_name(source)}, which the rollout used" if is_exact else _name(source)
     if not is_exact and wanted is not None:
