@@ -37,8 +37,6 @@ def observe(call: SdkCall, result: Any, *, streamed: bool) -> Any:
         result: the SDK's result for the app.
         streamed: whether the app requested a stream.
     """
-    if call.has_ended:  # it counts tokens, or was given up meanwhile
-        return result
     # Models are checked first, because looking up a missing attribute of one is slow.
     is_model = not streamed and hasattr(type(result), "model_dump")
     if not is_model and hasattr(result, "http_response"):

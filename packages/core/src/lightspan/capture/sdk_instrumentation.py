@@ -25,6 +25,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,15 +77,9 @@ def install() -> None:
     Raises:
         Exception: an imported SDK cannot be wrapped; the other SDK is wrapped all the same.
     """
-    with state.lock:
-        failed: Exception | None = None
-        for sdk in SDKS:
-            try:
-                _wrap_now_or_later(sdk)
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+    with state.lock, ExitStack() as stack:  # which calls all, and raises the last error
+        for sdk in reversed(SDKS):
+            stack.callback(_wrap_now_or_later, sdk)
 
 
 def _wrap_now_or_later(sdk: Sdk) -> None:
@@ -482,7 +477,8 @@ class SdkCall:
                 production, when `response` is deleted.
             response: the HTTP response.
         """
-        self.context.scope.recorder.register_pending(self.call_id, give_up)
+        if not self.has_ended:
+            self.context.scope.recorder.register_pending(self.call_id, give_up)
         if self.context.scope.mode is Mode.PRODUCTION:  # where no runner cancels pending calls
             weakref.finalize(response, give_up).atexit = False
 
