@@ -516,7 +516,10 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
     )
     way_out = f"Give another client (LiteLLM, httpx, requests) or process {WAY_OUT}"
     if not failed:
-        return f"{silent} (rollouts: {len(episodes)}). {way_out}"
+        spans = (span for episode in episodes for span in episode.spans)
+        ends = (s.status_message for s in spans if s.attributes.get(c.COMMAND_STATUS))
+        ended = next((f". The first: {text}" for text in ends), "")
+        return f"{silent} (rollouts: {len(episodes)}){ended}. {way_out}"
     is_all = len(failed) == len(episodes)
     count = f"all {len(failed)}" if is_all else f"{len(failed)} of {len(episodes)}"
     first = f"{failed[0].outcome}: {failed[0].message}".rstrip(": ")
