@@ -180,6 +180,28 @@ def test_validation_tasks_choose_and_training_tasks_are_shown(server: ScriptedSe
     assert "q2" not in critic
 
 
+def test_a_repeated_task_counts_as_often_as_it_is_listed(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check that the means are those of the listed tasks: 0.25 before, 0.45 after the change."""
+    asked: Counter[tuple[str, str]] = Counter()
+
+    @agl.rollout
+    def agent(task: Any, resources: agl.NamedResources) -> float:
+        prompt = resources["style"].template  # type: ignore[union-attr]
+        asked[prompt, task["q"]] += 1
+        return (0.0 if task["q"] == "a" else 0.6) if "more" in prompt else float(task["q"] == "a")
+
+    tasks = [{"q": "a"}, *[{"q": "b"}] * 3]
+    options = {"val_batch_size": 8, "gradient_batch_size": 8}
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
+        algorithm = learn(server, agent, train=tasks, val=tasks, **options)
+    assert "candidate 1 is chosen: 0.250 -> 0.450 on 4 tasks of the selection" in caplog.text
+    assert algorithm.get_best_prompt().template == "Say {q} more"
+    before, after = "Say {q}", "Say {q} more"  # the whole, a batch, and of the first the critique
+    assert asked == {(before, "a"): 3, (before, "b"): 9, (after, "a"): 2, (after, "b"): 6}
+
+
 def test_a_lost_placeholder_costs_no_rollout(server: ScriptedServer) -> None:
     Scores.asked.clear()
     server.script = lambda request: "<prompt>Say something much longer than before.</prompt>"
