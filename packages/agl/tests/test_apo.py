@@ -3,6 +3,7 @@ improvements."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -242,6 +243,30 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
     assert algorithm.get_best_prompt().template == "Say {q}"
     assert "1 of 2 rollouts have not ended within 2 s" in caplog.text
     assert "1 round of the beam is done" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["none", "raises", "late"])
+def test_a_rollout_without_a_reward_counts_as_0(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Check negative rewards, of which 0 is not the lowest: -0.3 before, -0.2 after the change."""
+
+    @agl.rollout
+    async def agent(task: Any, resources: agl.NamedResources) -> float | None:
+        if "more" not in resources["style"].template:  # type: ignore[union-attr]
+            return -0.3
+        if task["q"] == "q2":
+            return -0.4
+        if how == "late":
+            await asyncio.Event().wait()
+        if how == "raises":
+            raise ValueError("no answer")
+        return None
+
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
+        algorithm = learn(server, agent, rollout_batch_timeout=3.0 if how == "late" else 60.0)
+    assert "candidate 1 is chosen: -0.300 -> -0.200 on 2 tasks of the selection" in caplog.text
+    assert algorithm.get_best_prompt().template == "Say {q} more"
 
 
 class Alone(agl.LitAgent[Any]):

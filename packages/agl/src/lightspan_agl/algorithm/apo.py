@@ -33,6 +33,8 @@ log.addFilter(copy_to_original)
 BUSY_TIMEOUT_S: Final = 1800.0
 """Total seconds of waiting on rate limits (429) per request."""
 MAX_CONCURRENT_QUESTIONS: Final = 4
+FAILURE_REWARD: Final = 0.0
+"""Reward of rollouts without a reward, such as those that failed or did not end in time."""
 _SIZES: Final = (
     *("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds"),
 )
@@ -143,7 +145,7 @@ class APO(Generic[T]):
             )
         split = Split(feedback=list(train), selection=list(val))
         prompts = {name: template}
-        trials = Evaluator(runs, prompts, None, "lowest", Mode.VAL)
+        trials = Evaluator(runs, prompts, None, FAILURE_REWARD, Mode.VAL)
         client = _with_own_connections(self.async_openai_client)
         models = Models(
             self._reflector(client, self.gradient_model),
