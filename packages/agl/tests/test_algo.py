@@ -78,6 +78,23 @@ def test_a_function_gets_what_it_takes() -> None:
     }
 
 
+def test_rollouts_are_waited_for_in_the_order_of_their_ids() -> None:
+    """Check that repeated ids come back as often, and that unknown ones are not waited for."""
+    seen: list[list[str]] = []
+
+    @agl.algo
+    async def waits(*, store: agl.LightningStore, train_dataset: Any) -> None:
+        await store.add_resources({"p": agl.PromptTemplate(template="{question}")})
+        queued = [await store.enqueue_rollout(task, mode="train") for task in train_dataset]
+        first, second, third = (rollout.rollout_id for rollout in queued)
+        for ids in ([third, first, second, third], [second, "unknown", first], ["unknown"], []):
+            waiting = store.wait_for_rollouts(rollout_ids=ids)
+            seen.append([rollout.input for rollout in await asyncio.wait_for(waiting, 60)])
+
+    agl.Trainer(algorithm=waits).fit(scores, ["a", "b", "c"])
+    assert seen == [["c", "a", "b", "c"], ["b", "a"], [], []]
+
+
 def test_a_function_may_take_any_arguments() -> None:
     """Check that `*args` and `**kwargs` get nothing, as in Agent Lightning."""
     calls: list[Any] = []

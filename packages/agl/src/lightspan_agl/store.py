@@ -228,17 +228,19 @@ class LightningStore(RefusesNames):
     async def wait_for_rollouts(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[Rollout]:
-        """Return those of the rollouts that have ended.
+        """Return those of the rollouts that have ended, in the order of `rollout_ids`.
 
         Args:
-            rollout_ids: ids to wait for.
+            rollout_ids: ids to wait for. An id that is repeated is returned as often. Unknown ids
+                are left out.
             timeout: seconds to wait for all of them at most; None for no limit.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            ended = await self.query_rollouts(status_in=FINAL, rollout_id_in=rollout_ids)
+            known = [self._rollouts[name] for name in rollout_ids if name in self._rollouts]
+            ended = [rollout for rollout in known if rollout.status in FINAL]
             rest_s = None if end is None else end - time.monotonic()
-            if len(ended) == len(set(rollout_ids)) or (rest_s is not None and rest_s <= 0):
+            if len(ended) == len(known) or (rest_s is not None and rest_s <= 0):
                 return ended
             await asyncio.sleep(min(_POLL_INTERVAL_S, rest_s or _POLL_INTERVAL_S))
 
