@@ -323,6 +323,12 @@ async def test_a_store_has_resources_rollouts_and_attempts() -> None:
     assert await store.get_latest_resources() == latest
     assert await store.query_resources(resources_id="own") == [latest]
     assert await store.get_resources_by_id("other") is None
+    await store.update_resources("next", {"p": prompt})
+    assert (await store.enqueue_rollout("a")).resources_id == "next"
+    await store.update_resources("own", {"p": prompt})
+    updates = [(each.resources_id, each.version) for each in await store.query_resources()]
+    assert updates == [("own", 3), ("next", 1)]
+    assert (await store.enqueue_rollout("a")).resources_id == "own"
     with runner.run_context(agent=Splits(), store=store):
         rollout = await runner.step("a", resources={"p": prompt})
     assert rollout.resources_id == (await store.query_resources())[-1].resources_id
