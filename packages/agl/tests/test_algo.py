@@ -220,6 +220,9 @@ def test_options_of_an_algorithm_have_hints_for_it() -> None:
         agl.Trainer(strategy="nonsense")
     with pytest.raises(ConfigError, match="n_runners='4' must be a whole number"):
         agl.Trainer(algorithm=nothing, n_runners="4")  # type: ignore[arg-type]
+    name = "agentlightning.algorithm.fast.Baseline"
+    with pytest.raises(UnsupportedError, match=rf"^Trainer\(algorithm='{name}'\): use VERL"):
+        agl.Trainer(algorithm=name)  # type: ignore[arg-type]
 
 
 class Splits(agl.LitAgent[Any]):

@@ -96,7 +96,7 @@ class Trainer(RefusesNames):
             raise UnsupportedError("; ".join(refused))
         if algorithm is not None and not isinstance(algorithm, VERL | APO | FunctionalAlgorithm):
             raise UnsupportedError(
-                f"Trainer(algorithm={type(algorithm).__name__}): use VERL(config), APO(client) or "
+                f"Trainer(algorithm={algorithm!r:.100}): use VERL(config), APO(client) or "
                 "a function under @algo; lightspan.Trainer takes other algorithms"
             )
         if store is not None and not isinstance(algorithm, FunctionalAlgorithm):
