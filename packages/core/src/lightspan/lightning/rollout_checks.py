@@ -459,8 +459,9 @@ def why_never(call: Call, mode: Mode) -> str | None:
     if call.refused is None:
         return None
     code = call.span.attributes.get(c.ERROR_TYPE)
-    # another prompt may be shorter, and some features are refused outside training only
-    if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY):
+    # another prompt may be shorter or have other images, and some features are refused outside
+    # training only
+    if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY, c.INVALID_IMAGE):
         return None
     is_permanent = mode is not Mode.VAL or code == c.UNSUPPORTED_CONTENT
     return f"refused: {refusal_of(call.span)}" if is_permanent else None
