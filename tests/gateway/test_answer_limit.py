@@ -42,6 +42,7 @@ async def limit_of(
     *,
     mode: Mode = Mode.TRAIN,
     own: int | None = None,
+    validate_temperature: float | None = None,
     cache: int | None = None,
     path: str = "/v1/chat/completions",
     context: int = CONTEXT,
@@ -52,6 +53,7 @@ async def limit_of(
         fields: fields of the request.
         mode: mode of the attempt.
         own: limit of the algorithm; None for none.
+        validate_temperature: temperature of evaluations; None for the app's.
         cache: size of the engine's cache in tokens; None if it does not say.
         path: path of the API.
         context: length of the context in tokens.
@@ -61,10 +63,13 @@ async def limit_of(
     if cache is not None:
         engine.cache_tokens = {"policy": cache}.__getitem__
     rig = Rig(store, engine, tokenizer, None)
-    sampling = Sampling(max_tokens=own)
-    await rig.start(
-        Routing(default=Target(route=Route.POLICY, policy="policy", sampling=sampling)), mode
+    target = Target(
+        route=Route.POLICY,
+        policy="policy",
+        sampling=Sampling(max_tokens=own),
+        validate_temperature=validate_temperature,
     )
+    await rig.start(Routing(default=target), mode)
     try:
         status, answer = await post(rig, fields, path)
         assert status == 200, answer
@@ -98,12 +103,38 @@ async def test_the_apps_limit_counts(store: Store) -> None:
     assert await limit_of(store, ask(max_tokens=64_000)) == (64_000, {})
 
 
+MESSAGES = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL, Mode.DEV])
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/chat/completions", MESSAGES, "max_tokens"),
+        ("/v1/chat/completions", MESSAGES, "max_completion_tokens"),
+        ("/v1/completions", {"model": "policy", "prompt": "hi"}, "max_tokens"),
+        ("/v1/responses", {"model": "policy", "input": "hi"}, "max_output_tokens"),
+        ("/v1/messages", MESSAGES, "max_tokens"),
+    ],
+)
+async def test_the_algorithms_limit_counts_in_every_mode(
+    store: Store, mode: Mode, path: str, fields: dict[str, Any], name: str
+) -> None:
+    recorded = "max_tokens" if name == "max_completion_tokens" else name
+    for asked, used in ((99, 40), (200_000, 40), (40, 40), (8, 8)):
+        found = await limit_of(store, {**fields, name: asked}, mode=mode, own=40, path=path)
+        assert found == (used, {} if asked == used else {recorded: [asked, used]})
+
+
 @pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.VAL])
-async def test_the_algorithms_limit_counts(store: Store, mode: Mode) -> None:
-    """Check that evaluations of such a training go on to the end of the context."""
-    limit, _ = await limit_of(store, ask(), mode=mode, own=20_000)
-    assert limit is not None
-    assert (limit == 20_000) if mode is Mode.TRAIN else (limit > 60_000)
+async def test_the_algorithms_limit_replaces_the_default(store: Store, mode: Mode) -> None:
+    found = await limit_of(store, ask(), mode=mode, own=20_000)
+    assert found == (20_000, {"max_tokens": [None, 20_000]})
+
+
+async def test_validation_with_a_temperature_keeps_the_algorithms_limit(store: Store) -> None:
+    found = await limit_of(store, ask(), mode=Mode.VAL, own=40, validate_temperature=0.0)
+    assert found == (40, {"max_tokens": [None, 40]})
 
 
 async def test_a_short_context_ends_the_answer(store: Store) -> None:

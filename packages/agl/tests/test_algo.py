@@ -78,6 +78,23 @@ def test_a_function_gets_what_it_takes() -> None:
     }
 
 
+def test_rollouts_are_waited_for_in_the_order_of_their_ids() -> None:
+    """Check that repeated ids come back as often, and that unknown ones are not waited for."""
+    seen: list[list[str]] = []
+
+    @agl.algo
+    async def waits(*, store: agl.LightningStore, train_dataset: Any) -> None:
+        await store.add_resources({"p": agl.PromptTemplate(template="{question}")})
+        queued = [await store.enqueue_rollout(task, mode="train") for task in train_dataset]
+        first, second, third = (rollout.rollout_id for rollout in queued)
+        for ids in ([third, first, second, third], [second, "unknown", first], ["unknown"], []):
+            waiting = store.wait_for_rollouts(rollout_ids=ids)
+            seen.append([rollout.input for rollout in await asyncio.wait_for(waiting, 60)])
+
+    agl.Trainer(algorithm=waits).fit(scores, ["a", "b", "c"])
+    assert seen == [["c", "a", "b", "c"], ["b", "a"], [], []]
+
+
 def test_a_function_may_take_any_arguments() -> None:
     """Check that `*args` and `**kwargs` get nothing, as in Agent Lightning."""
     calls: list[Any] = []
@@ -203,6 +220,9 @@ def test_options_of_an_algorithm_have_hints_for_it() -> None:
         agl.Trainer(strategy="nonsense")
     with pytest.raises(ConfigError, match="n_runners='4' must be a whole number"):
         agl.Trainer(algorithm=nothing, n_runners="4")  # type: ignore[arg-type]
+    name = "agentlightning.algorithm.fast.Baseline"
+    with pytest.raises(UnsupportedError, match=rf"^Trainer\(algorithm='{name}'\): use VERL"):
+        agl.Trainer(algorithm=name)  # type: ignore[arg-type]
 
 
 class Splits(agl.LitAgent[Any]):
@@ -306,6 +326,12 @@ async def test_a_store_has_resources_rollouts_and_attempts() -> None:
     assert await store.get_latest_resources() == latest
     assert await store.query_resources(resources_id="own") == [latest]
     assert await store.get_resources_by_id("other") is None
+    await store.update_resources("next", {"p": prompt})
+    assert (await store.enqueue_rollout("a")).resources_id == "next"
+    await store.update_resources("own", {"p": prompt})
+    updates = [(each.resources_id, each.version) for each in await store.query_resources()]
+    assert updates == [("own", 3), ("next", 1)]
+    assert (await store.enqueue_rollout("a")).resources_id == "own"
     with runner.run_context(agent=Splits(), store=store):
         rollout = await runner.step("a", resources={"p": prompt})
     assert rollout.resources_id == (await store.query_resources())[-1].resources_id

@@ -3,6 +3,7 @@ improvements."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -180,6 +181,28 @@ def test_validation_tasks_choose_and_training_tasks_are_shown(server: ScriptedSe
     assert "q2" not in critic
 
 
+def test_a_repeated_task_counts_as_often_as_it_is_listed(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check that the means are those of the listed tasks: 0.25 before, 0.45 after the change."""
+    asked: Counter[tuple[str, str]] = Counter()
+
+    @agl.rollout
+    def agent(task: Any, resources: agl.NamedResources) -> float:
+        prompt = resources["style"].template  # type: ignore[union-attr]
+        asked[prompt, task["q"]] += 1
+        return (0.0 if task["q"] == "a" else 0.6) if "more" in prompt else float(task["q"] == "a")
+
+    tasks = [{"q": "a"}, *[{"q": "b"}] * 3]
+    options = {"val_batch_size": 8, "gradient_batch_size": 8}
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
+        algorithm = learn(server, agent, train=tasks, val=tasks, **options)
+    assert "candidate 1 is chosen: 0.250 -> 0.450 on 4 tasks of the selection" in caplog.text
+    assert algorithm.get_best_prompt().template == "Say {q} more"
+    before, after = "Say {q}", "Say {q} more"  # the whole, a batch, and of the first the critique
+    assert asked == {(before, "a"): 3, (before, "b"): 9, (after, "a"): 2, (after, "b"): 6}
+
+
 def test_a_lost_placeholder_costs_no_rollout(server: ScriptedServer) -> None:
     Scores.asked.clear()
     server.script = lambda request: "<prompt>Say something much longer than before.</prompt>"
@@ -220,6 +243,30 @@ def test_rollouts_that_do_not_end_stay_in_the_mean(
     assert algorithm.get_best_prompt().template == "Say {q}"
     assert "1 of 2 rollouts have not ended within 2 s" in caplog.text
     assert "1 round of the beam is done" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["none", "raises", "late"])
+def test_a_rollout_without_a_reward_counts_as_0(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Check negative rewards, of which 0 is not the lowest: -0.3 before, -0.2 after the change."""
+
+    @agl.rollout
+    async def agent(task: Any, resources: agl.NamedResources) -> float | None:
+        if "more" not in resources["style"].template:  # type: ignore[union-attr]
+            return -0.3
+        if task["q"] == "q2":
+            return -0.4
+        if how == "late":
+            await asyncio.Event().wait()
+        if how == "raises":
+            raise ValueError("no answer")
+        return None
+
+    with caplog.at_level(logging.INFO, "lightspan_agl"):
+        algorithm = learn(server, agent, rollout_batch_timeout=3.0 if how == "late" else 60.0)
+    assert "candidate 1 is chosen: -0.300 -> -0.200 on 2 tasks of the selection" in caplog.text
+    assert algorithm.get_best_prompt().template == "Say {q} more"
 
 
 class Alone(agl.LitAgent[Any]):

@@ -83,6 +83,62 @@ async def test_a_hook_sees_the_rollout_that_it_ends(agent: Any) -> None:
                 assert agl.find_final_reward(spans) == float(calls)
 
 
+class Emits(agl.Hook):
+    """A hook that emits a reward in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.rewards: list[float | None] = []
+
+    def _emit(self, where: str) -> None:
+        if where == self._where:
+            agl.emit_reward(0.25)
+
+    async def on_rollout_start(self, **arguments: Any) -> None:
+        self._emit("on_rollout_start")
+
+    async def on_trace_start(self, **arguments: Any) -> None:
+        self._emit("on_trace_start")
+
+    async def on_trace_end(self, **arguments: Any) -> None:
+        self._emit("on_trace_end")
+
+    async def on_rollout_end(self, *, agent: Any, spans: Any, **arguments: Any) -> None:
+        self._emit("on_rollout_end")
+        assert agent.tracer.get_last_trace() == spans
+        self.rewards.append(agl.find_final_reward(spans))
+
+
+@agl.rollout
+def without_reward(task: Any) -> None: ...
+
+
+@agl.rollout
+async def without_reward_async(task: Any) -> None: ...
+
+
+@pytest.mark.parametrize("agent", [without_reward, without_reward_async])
+@pytest.mark.parametrize(
+    ("where", "reward"),
+    [
+        ("on_rollout_start", None),
+        ("on_trace_start", 0.25),
+        ("on_trace_end", 0.25),
+        ("on_rollout_end", None),
+    ],
+)
+async def test_rewards_of_hooks_count_inside_the_trace(
+    agent: Any, where: str, reward: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook, store, runner = Emits(where), agl.InMemoryLightningStore(), agl.LitAgentRunner[Any]()
+    with runner.run_context(agent=agent, store=store, hooks=[hook]):
+        rollout = await runner.step("x")
+    assert hook.rewards == [reward]
+    assert agl.find_final_reward(await store.query_spans(rollout.rollout_id)) == reward
+    line = f"lightspan.reward in {where} of a hook is outside the trace, so it is not recorded"
+    assert (line in caplog.text) == (reward is None)
+
+
 @agl.rollout
 def keeps_a_loop(task: Any) -> float:
     if task["n"] == 0:

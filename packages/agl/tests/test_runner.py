@@ -19,6 +19,7 @@ from lightspan.errors import AppError, ConfigError, DataError, RewardError, Unsu
 from lightspan.production.redact import map_text
 from lightspan.schema.spans import SpanKind
 from lightspan_agl._agent_transport import MainLLM, as_app
+from lightspan_agl._dev import DevSummary
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 
 TOOLS: Any = [{"type": "function", "function": {"name": "rooms", "parameters": {"type": "object"}}}]
@@ -350,6 +351,36 @@ async def test_a_reward_that_is_not_a_number_is_nan() -> None:
         assert math.isnan(reward)
 
 
+async def test_a_warning_names_a_reward_that_is_not_a_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for value, how in ((math.inf, "returned"), (math.nan, "emitted")):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lightspan_agl"):
+            if how == "returned":
+                spans = await spans_of(lambda: agl.emit_reward(1.0), returned=value)
+            else:
+                spans = await spans_of(lambda value=value: agl.emit_reward(value))  # type: ignore[misc]
+        [line] = [record.getMessage() for record in caplog.records]
+        text = f"has no reward: NaN, infinity or more than 1e+100 was {how}"
+        assert line.startswith(f"rollout {spans[0].rollout_id} {text}")
+
+
+def test_dev_warns_once_of_rewards_that_are_not_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    @agl.rollout
+    def agent(task: Any, prompt_template: agl.PromptTemplate) -> float:
+        return float(task["reward"])
+
+    resources: agl.NamedResources = {"p": agl.PromptTemplate(template="x")}
+    tasks = [{"id": n, "reward": text} for n, text in enumerate(("0.5", "inf", "-inf"))]
+    with caplog.at_level(logging.WARNING, "lightspan_agl"):
+        summary = agl.Trainer(initial_resources=resources).dev(agent, tasks)
+    assert isinstance(summary, DevSummary)
+    assert summary.rewards == [0.5, None, None]
+    text = "task 1-1 has no reward: NaN, infinity or more than 1e+100 was returned"
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [text]
+
+
 @pytest.mark.parametrize(
     ("emit", "kind"),
     [
@@ -361,6 +392,8 @@ async def test_a_reward_that_is_not_a_number_is_nan() -> None:
         (lambda: agl.emit_annotation({"a": [1, {"b": None}]}), ValueError),
         (lambda: agl.emit_annotation({1: "a"}), ValueError),  # type: ignore[dict-item]
         (lambda: agl.emit_reward({"a": 1.0}), RewardError),
+        (lambda: agl.emit_reward(None), TypeError),  # type: ignore[arg-type]
+        (lambda: agl.emit_reward({"a": None}, primary_key="a"), RewardError),  # type: ignore[dict-item]
     ],
 )
 def test_emitters_refuse_what_the_original_refuses(

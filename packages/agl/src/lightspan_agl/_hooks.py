@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lightspan.capture.context import current_context, set_agent
+from lightspan.capture.context_types import AgentContext, AttemptContext, Place
+from lightspan.capture.recorder import NullRecorder
 from lightspan.errors import UnsupportedError
+from lightspan.schema.spans import Span
 from lightspan_agl.tracer import Tracer
 from lightspan_agl.types import AttemptedRollout, Hook
 
@@ -34,7 +38,8 @@ class HookCalls:
         agent.tracer = self.tracer
         if self.runner is not None:
             agent.runner = self.runner
-        await self._call("on_rollout_start", agent=agent, rollout=rollout)
+        with _outside_trace("on_rollout_start", ()):
+            await self._call("on_rollout_start", agent=agent, rollout=rollout)
         await self._call("on_trace_start", agent=agent, rollout=rollout, tracer=self.tracer)
 
     async def end_trace(self, agent: Any, rollout: AttemptedRollout) -> None:
@@ -45,7 +50,8 @@ class HookCalls:
         """Call `on_rollout_end` of each hook, also after a rollout that failed."""
         spans = self.tracer.get_last_trace()
         self.tracer._last_trace = spans
-        await self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
+        with _outside_trace("on_rollout_end", spans):
+            await self._call("on_rollout_end", agent=agent, rollout=rollout, spans=spans)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end, in the thread of an agent whose methods are not async.
@@ -68,6 +74,40 @@ class HookCalls:
                     await result
             except Exception:
                 log.exception("%s.%s failed", type(hook).__qualname__, name)
+
+
+class _OutsideTrace(NullRecorder):
+    """A recorder that discards the spans of a hook outside the trace, and warns of them.
+
+    Args:
+        hook: name of the hook's method.
+        spans: spans of the trace, which the hook may read.
+    """
+
+    def __init__(self, hook: str, spans: Sequence[Span]) -> None:
+        super().__init__()
+        self._hook = hook
+        self._spans = list(spans)
+
+    def add(self, span: Span) -> None:
+        """Log a warning with the name of the span."""
+        log.warning(
+            "%s in %s of a hook is outside the trace, so it is not recorded: move it to "
+            "on_trace_start or on_trace_end",
+            *(span.name, self._hook),
+        )
+
+
+@contextmanager
+def _outside_trace(hook: str, spans: Sequence[Span]) -> Iterator[None]:
+    """Record nothing in the `with` block, as in Agent Lightning; the arguments are those above."""
+    current = current_context() or AgentContext(AttemptContext())
+    scope = replace(current.scope, recorder=_OutsideTrace(hook, spans))
+    leave = set_agent(Place.of(current).within(scope))
+    try:
+        yield
+    finally:
+        leave()
 
 
 def check_hooks(hooks: Any, owner: str) -> list[Hook]:

@@ -16,6 +16,7 @@ from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import PLACEHOLDER_KEY, Runner
 from lightspan.schema.records import Json, Mode, Outcome, Rollout, new_id, task_id
 from lightspan.schema.resources import Resources
+from lightspan.schema.reward import LARGEST
 from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import Span, SpanKind, new_span_id
 from lightspan.stores import open_store
@@ -34,6 +35,8 @@ TIMEOUT_S: Final = 600.0
 _POLL_TIMEOUT_S: Final = 0.5
 _QUEUE_INTERVAL_S: Final = 0.05
 _KEY: Final = "OPENAI_API_KEY"
+_OF_THE_AGENT: Final = ("returned", "emitted")
+"""Values of `Episode.reward_source` for rewards that the agent gave."""
 
 
 class Runners:
@@ -97,6 +100,7 @@ class LocalRuns:
         self._work = work
         self._timeout_s = timeout_s
         self._has_warned = False
+        self._has_warned_of_reward = False
 
     async def rollouts(
         self,
@@ -146,7 +150,9 @@ class LocalRuns:
             await self.store.cancel(ids)
             self._runners.cancel(ids)
         states = {state.rollout.rollout_id: state for state in await self.store.rollouts(ids)}
-        return await read_episodes(self.store, [states[rollout_id] for rollout_id in ids])
+        episodes = await read_episodes(self.store, [states[rollout_id] for rollout_id in ids])
+        self._warn_of_unusable(episodes)
+        return episodes
 
     async def serve(
         self, store: LightningStore, limit: int | None = None, event: Any = None
@@ -194,6 +200,7 @@ class LocalRuns:
             )
             spans = list((await self.store.spans([episode.attempt_id]))[episode.attempt_id])
             check_rewards([episode], of="rollout")  # its id is the task's here
+            self._warn_of_unusable([episode], of="rollout")
             if episode.reward_source == "returned":
                 end_ns = max(span.end_ns for span in spans)
                 reward = spans[-1].replace(
@@ -225,6 +232,23 @@ class LocalRuns:
                 "rollout: return the reward, and call the model in the rollout's own threads",
                 rollout_id,
             )
+
+    def _warn_of_unusable(self, episodes: Sequence[Episode], of: str = "task") -> None:
+        """Warn once of a reward that is NaN or infinite, and so counts as no reward.
+
+        Args:
+            episodes: episodes of the agent.
+            of: what `Episode.task_id` identifies, for the message.
+        """
+        for episode in episodes:
+            is_unusable = episode.reward is None and episode.reward_source in _OF_THE_AGENT
+            if is_unusable and not self._has_warned_of_reward:
+                self._has_warned_of_reward = True
+                log.warning(
+                    "%s %s has no reward: NaN, infinity or more than %g was %s; further ones are "
+                    "not named",
+                    *(of, episode.task_id, LARGEST, episode.reward_source),
+                )
 
     async def _wait(self, ids: Sequence[str]) -> None:
         cursor = 0

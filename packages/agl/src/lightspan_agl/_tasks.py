@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightspan.errors import ConfigError, DataError
 from lightspan.progress import print_line
-from lightspan.schema.records import Json
-from lightspan.training.data import json_task
+from lightspan.schema.records import Json, task_id
+from lightspan.training.data import check_ids, json_task
 
 
 class TypeChanges:
@@ -75,6 +75,16 @@ def as_tasks(dataset: Any, name: str) -> list[Json]:
         raise DataError(f"{name} must have a length and items by number: {error}") from error
     changes = TypeChanges(name)
     return [as_task(item, f"{name}[{number}]", changes) for number, item in enumerate(items)]
+
+
+def distinct_tasks(tasks: Sequence[Json], what: str) -> list[Json]:
+    """Return the tasks without duplicates.
+
+    Raises:
+        DataError: tasks that differ share an id.
+    """
+    check_ids(tasks, what, may_repeat=True)
+    return list({task_id(task): task for task in tasks}.values())
 
 
 def check_no_text(dataset: Any, name: str) -> None:

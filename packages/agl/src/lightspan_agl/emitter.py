@@ -61,6 +61,11 @@ def emit_reward(
     Raises:
         RewardError: `reward` is not a number or mapping of numbers, or lacks `primary_key`.
     """
+    if reward is None:
+        raise RewardError(
+            "emit_reward(None): give a number; for no reward, call it not at all. An earlier "
+            "reward of the rollout would stay the final one"
+        )
     if isinstance(reward, Mapping) and primary_key is None:
         raise RewardError(f"emit_reward({dict(reward)!r:.100}): name the reward by primary_key=")
     with _recorded(propagate):

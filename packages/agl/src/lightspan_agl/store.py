@@ -57,7 +57,9 @@ class LightningStore(RefusesNames):
         self._attempts: dict[str, Attempt] = {}
         """By rollout id; rollouts that wait have none."""
         self._resources: dict[str, ResourcesUpdate] = {}
-        """By id, the latest last."""
+        """By id, in the order in which the ids were first stored."""
+        self._latest = ""
+        """Id of the resources that were stored last; empty if there are none."""
 
     # --- resources ------------------------------------------------------------------------
     async def add_resources(self, resources: NamedResources) -> ResourcesUpdate:
@@ -77,7 +79,7 @@ class LightningStore(RefusesNames):
             ConfigError: a value is neither an `LLM` nor a `PromptTemplate`.
         """
         checked, now = check_resources(resources, "resources"), time.time()
-        before = self._resources.pop(resources_id, None)
+        before = self._resources.get(resources_id)
         self._resources[resources_id] = ResourcesUpdate(
             resources_id=resources_id,
             resources=checked,
@@ -85,6 +87,7 @@ class LightningStore(RefusesNames):
             update_time=now,
             version=1 if before is None else before.version + 1,
         )
+        self._latest = resources_id
         return self._resources[resources_id]
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
@@ -93,10 +96,10 @@ class LightningStore(RefusesNames):
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         """Return the resources that were stored last; None if there are none."""
-        return self._resources.get(next(reversed(self._resources), ""))
+        return self._resources.get(self._latest)
 
     async def query_resources(self, *, resources_id: str | None = None) -> list[ResourcesUpdate]:
-        """Return resources in the order in which they were stored.
+        """Return resources in the order in which their ids were first stored.
 
         Args:
             resources_id: their id; None for any id.
@@ -110,8 +113,7 @@ class LightningStore(RefusesNames):
         If there were none when the rollout was queued, the resources that were added last are
         returned. The result is empty if there are none.
         """
-        latest = next(reversed(self._resources), "")
-        update = self._resources.get(self._rollouts[rollout_id].resources_id or latest)
+        update = self._resources.get(self._rollouts[rollout_id].resources_id or self._latest)
         return {} if update is None else copy_resources(update.resources)
 
     # --- rollouts -------------------------------------------------------------------------
@@ -170,7 +172,7 @@ class LightningStore(RefusesNames):
     ) -> Rollout:
         check_mode(mode)
         if resources_id is None:
-            resources_id = next(reversed(self._resources), None)
+            resources_id = self._latest or None
         elif resources_id not in self._resources:
             raise NotFoundError(f"the store has no resources {resources_id!r}: add them first")
         rollout = Rollout(
@@ -228,17 +230,19 @@ class LightningStore(RefusesNames):
     async def wait_for_rollouts(
         self, *, rollout_ids: Sequence[str], timeout: float | None = None
     ) -> list[Rollout]:
-        """Return those of the rollouts that have ended.
+        """Return those of the rollouts that have ended, in the order of `rollout_ids`.
 
         Args:
-            rollout_ids: ids to wait for.
+            rollout_ids: ids to wait for. An id that is repeated is returned as often. Unknown ids
+                are left out.
             timeout: seconds to wait for all of them at most; None for no limit.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            ended = await self.query_rollouts(status_in=FINAL, rollout_id_in=rollout_ids)
+            known = [self._rollouts[name] for name in rollout_ids if name in self._rollouts]
+            ended = [rollout for rollout in known if rollout.status in FINAL]
             rest_s = None if end is None else end - time.monotonic()
-            if len(ended) == len(set(rollout_ids)) or (rest_s is not None and rest_s <= 0):
+            if len(ended) == len(known) or (rest_s is not None and rest_s <= 0):
                 return ended
             await asyncio.sleep(min(_POLL_INTERVAL_S, rest_s or _POLL_INTERVAL_S))
 

@@ -16,10 +16,10 @@ from lightspan.stores.aio import run_sync
 from lightspan_agl._agent_match import globs_of, instrument_advice
 from lightspan_agl._hooks import HookCalls, check_hooks
 from lightspan_agl._specs import build
-from lightspan_agl._tasks import as_tasks, check_no_text
+from lightspan_agl._tasks import as_tasks, check_no_text, distinct_tasks
 from lightspan_agl._unsupported import RUNNERS, RefusesNames, refuse_names as _refuse_names
 from lightspan_agl.adapter import TracerTraceToTriplet, TraceToMessages
-from lightspan_agl.algorithm.apo import APO, distinct_tasks, first_prompt
+from lightspan_agl.algorithm.apo import APO, first_prompt
 from lightspan_agl.algorithm.decorator import FunctionalAlgorithm
 from lightspan_agl.algorithm.verl import VERL, Plan, verl_words
 from lightspan_agl.env_var import check_role, without_effect
@@ -96,7 +96,7 @@ class Trainer(RefusesNames):
             raise UnsupportedError("; ".join(refused))
         if algorithm is not None and not isinstance(algorithm, VERL | APO | FunctionalAlgorithm):
             raise UnsupportedError(
-                f"Trainer(algorithm={type(algorithm).__name__}): use VERL(config), APO(client) or "
+                f"Trainer(algorithm={algorithm!r:.100}): use VERL(config), APO(client) or "
                 "a function under @algo; lightspan.Trainer takes other algorithms"
             )
         if store is not None and not isinstance(algorithm, FunctionalAlgorithm):

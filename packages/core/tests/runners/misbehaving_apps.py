@@ -117,6 +117,21 @@ async def blocks_for_a_while(task: dict[str, Any]) -> float:
     return 1.0
 
 
+async def blocks_in_turn(task: dict[str, Any]) -> float:
+    """Block the event loop until a file exists; the second attempt begins when the first ends."""
+    if task["kind"] == "second":
+        event = asyncio.Event()
+        WAITING.append(event)
+        await event.wait()
+    else:
+        await until(lambda: bool(WAITING))
+        WAITING.pop().set()  # the loop goes on with the second attempt before anything else
+    return await blocks_for_a_while({**task, "when": [f"{task['marker']}-done"]})
+
+
+WAITING: list[asyncio.Event] = []
+
+
 async def freezes_time(task: dict[str, Any]) -> float:
     """Replace the clocks of `time` by a constant in every loaded module, as freezegun does."""
     if task["kind"] == "freezes":

@@ -189,6 +189,34 @@ async def test_who_blocks_the_loop_without_a_limit_is_named(
     assert ended == []
 
 
+async def test_who_goes_on_after_a_block_is_not_named(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check that the time for which another attempt blocked the loop does not count."""
+    looks = 0
+
+    def beat() -> None:
+        nonlocal looks
+        if caplog.records:
+            (tmp_path / "marker-0-done").touch()
+        looks += (tmp_path / "marker-1").exists()
+        if looks == 2:  # checked once in the second attempt's code
+            (tmp_path / "marker-1-done").touch()
+
+    await store.enqueue([rollout(0, "first", tmp_path), rollout(1, "second", tmp_path)])
+    timings = RunnerTimings(blocked_warning_s=1.5)
+    config = RunnerConfig(slots=2, grace_s=0.1, has_watchdog=True, timings=timings)
+    runner = Runner(store, App(misbehaving_apps.blocks_in_turn), config)
+    async with LoopWatchdog(runner, store.url, beat, print):
+        working = asyncio.create_task(runner.run())
+        await reaches(store, RolloutStatus.SUCCEEDED, 2)
+        runner.stop()
+        await working
+    first = await attempt_of(store, 0)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"attempt {first.attempt_id} has blocked its event loop for 1.5 s: ")
+
+
 @pytest.mark.parametrize("at", [0.0, 4e9])
 async def test_an_app_that_freezes_time(store: Store, tmp_path: Path, at: float) -> None:
     """Check that leases and time limits still follow the real clock."""

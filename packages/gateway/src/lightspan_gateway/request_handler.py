@@ -313,8 +313,8 @@ class RequestHandler:
     ) -> Sampling:
         """Return the sampling parameters, with `max_tokens` set.
 
-        It is at most the rest of the context. Where neither the request nor the algorithm limits
-        the answer, the access policy does.
+        It is at most the rest of the context and, also in evaluations, the algorithm's limit.
+        Where neither the request nor the algorithm limits the answer, the access policy does.
 
         Raises:
             ApiError: 400 if a prompt is too long, or the engine does not support an option.
@@ -338,8 +338,10 @@ class RequestHandler:
                 request.prompt_field,
                 c.CONTEXT_OVERFLOW,
             )
-        room, limit, set_by = _room(prompts, tokenizer), sampling.max_tokens, info.target.sampling
-        if set_by is None or set_by.max_tokens is None:
+        room, limit, forced = _room(prompts, tokenizer), sampling.max_tokens, info.target.sampling
+        if forced is not None and forced.max_tokens is not None:
+            limit = min(limit or forced.max_tokens, forced.max_tokens)
+        else:
             cache = getattr(engine, "cache_tokens", lambda policy: None)(info.policy)
             limit = self._access.answer_limit(limit, room, context, cache)
         return msgspec.structs.replace(sampling, max_tokens=min(limit or room, room))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from lightspan.errors import ConfigError
 from lightspan.schema.llm import LLM
 from lightspan.schema.prompts import filled_as
-from lightspan.schema.records import Json, Mode, task_id
+from lightspan.schema.records import Json, Mode
 from lightspan.schema.validation import check_number, check_whole
-from lightspan.training.data import check_ids
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.logging import copy_to_original
 from lightspan_agl.types import NamedResources, PromptTemplate
@@ -34,6 +33,8 @@ log.addFilter(copy_to_original)
 BUSY_TIMEOUT_S: Final = 1800.0
 """Total seconds of waiting on rate limits (429) per request."""
 MAX_CONCURRENT_QUESTIONS: Final = 4
+FAILURE_REWARD: Final = 0.0
+"""Reward of rollouts without a reward, such as those that failed or did not end in time."""
 _SIZES: Final = (
     *("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds"),
 )
@@ -128,7 +129,8 @@ class APO(Generic[T]):
             runs: runner of the agent's rollouts.
             resources: initial resources, including the initial prompt.
             train: tasks whose rollouts `gradient_model` reads.
-            val: tasks on which candidates are compared.
+            val: tasks on which candidates are compared. A repeated task counts as often as it is
+                listed.
 
         Raises:
             RewardError: no rollout of the initial prompt has a reward.
@@ -141,9 +143,9 @@ class APO(Generic[T]):
                 "APO learns the prompt template %r; without a change: %s",
                 *(name, ", ".join(map(repr, names[1:]))),
             )
-        split = Split(feedback=distinct_tasks(train, "train"), selection=distinct_tasks(val, "val"))
+        split = Split(feedback=list(train), selection=list(val))
         prompts = {name: template}
-        trials = Evaluator(runs, prompts, None, "lowest", Mode.VAL)
+        trials = Evaluator(runs, prompts, None, FAILURE_REWARD, Mode.VAL)
         client = _with_own_connections(self.async_openai_client)
         models = Models(
             self._reflector(client, self.gradient_model),
@@ -216,13 +218,3 @@ def _with_own_connections(client: AsyncOpenAI) -> AsyncOpenAI:
     if inner != "AsyncHttpxClientWrapper":  # the SDK's default
         return client
     return client.copy(http_client=openai.DefaultAsyncHttpxClient())
-
-
-def distinct_tasks(tasks: Sequence[Json], what: str) -> list[Json]:
-    """Return the tasks without duplicates.
-
-    Raises:
-        DataError: tasks that differ share an id.
-    """
-    check_ids(tasks, what, may_repeat=True)
-    return list({task_id(task): task for task in tasks}.values())

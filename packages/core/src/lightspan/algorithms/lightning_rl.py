@@ -299,8 +299,8 @@ class LightningRL(LightningSettings, Algorithm):
         learning_rate: None chooses one from the model's size and LoRA
             (`lightspan_torch.learning_rate`), and prints it.
         temperature: sampling temperature of training; the app's own value is ignored.
-        max_tokens: maximum tokens of an answer; a smaller value of the app's request counts. None
-            for the app's value.
+        max_tokens: maximum tokens of an answer, also in evaluations; a smaller value of the app's
+            request counts. None for the app's value.
         max_length: maximum tokens of a call; longer calls are rejected. None for the model's
             context.
         failure_reward: reward of rollouts whose app failed (an exception, the time limit, the

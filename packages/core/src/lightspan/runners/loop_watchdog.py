@@ -61,8 +61,10 @@ class LoopWatchdog:
         self._has_turned = True
         """Whether the runner's loop has run a callback since the last check."""
         self._blocked_s = 0.0
-        """Seconds for which the loop has been blocked, computed from the number of checks. Time for
-        which the process was suspended does not count."""
+        """Seconds for which `_blocking` has blocked the loop, computed from the number of checks.
+        Time for which the process was suspended does not count."""
+        self._blocking: AttemptRun | None = None
+        """The attempt that blocked the loop at the last such check; None if unknown."""
         self._warned: set[str] = set()
         self._stopping = asyncio.Event()
         # the standard library's, whatever event loop policy the app has set
@@ -103,9 +105,12 @@ class LoopWatchdog:
             self._has_turned, self._blocked_s = False, 0.0
             self._runner_loop.call_soon_threadsafe(setattr, self, "_has_turned", True)
             return
-        self._blocked_s += self._timings.watchdog_interval_s
         frame = sys._current_frames().get(self._runner_thread)
         blocking = self._attempt_in(frame)
+        # it may go on right after another attempt, before the loop has run the callback above
+        if blocking is not self._blocking:
+            self._blocking, self._blocked_s = blocking, 0.0
+        self._blocked_s += self._timings.watchdog_interval_s
         where = describe_stack(frame_stack(frame))
         if self._is_overdue(blocking):
             await self._give_back(store, blocking, where)
@@ -126,8 +131,7 @@ class LoopWatchdog:
         if not unfinished or (blocking is not None and blocking.ending is not None):
             # code of an attempt that has ended; an app that is being opened may take its time
             return self._runner.claimed > 0 and self._blocked_s >= self._timings.blocked_warning_s
-        now = clock.monotonic()
-        suspects = unfinished if blocking is None else [blocking]
+        suspects, now = unfinished if blocking is None else [blocking], clock.monotonic()
         is_past = any(x.deadline is not None and now >= x.deadline for x in suspects)
         return is_past and self._blocked_s >= self._runner.config.grace_s
 
@@ -141,8 +145,7 @@ class LoopWatchdog:
         Args:
             frame: innermost frame of the runner's thread.
         """
-        attempts = self._runner.attempts
-        if len(attempts) == 1:
+        if len(attempts := self._runner.attempts) == 1:
             return attempts[0]
         while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
             frame = frame.f_back
@@ -172,12 +175,11 @@ class LoopWatchdog:
         await asyncio.gather(*(x.finish(stopped, store) for x in self._runner.attempts))
         self._end(None)
 
-    def _warn(self, attempt_id: str, where: str) -> None:
-        if attempt_id not in self._warned:
-            self._warned.add(attempt_id)
+    def _warn(self, name: str, where: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
             log.warning(
                 "attempt %s has blocked its event loop for %g s: %s. %d others wait for it: await "
                 "there instead, or make the app a plain function (`def`), which gets a thread",
-                *(attempt_id, self._timings.blocked_warning_s, where),
-                len(self._runner.attempts) - 1,
+                *(name, self._timings.blocked_warning_s, where, len(self._runner.attempts) - 1),
             )

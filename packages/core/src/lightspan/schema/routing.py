@@ -97,8 +97,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: LLM | None = None
     """The endpoint of the route `endpoint`; None for the other routes."""
     sampling: Sampling | None = None
-    """Sampling of the route `policy` in training, which overrides the app's. None keeps the app's
-    sampling."""
+    """Sampling of the route `policy` in training, which overrides the app's; its `max_tokens`
+    applies in validation too. None keeps the app's sampling."""
     validate_temperature: float | None = None
     """Temperature of the route `policy` in validation. None keeps the app's temperature."""
 

@@ -386,7 +386,7 @@ def read_fields(
         rules: rules of the dialect.
         mode: mode of the rollout; in validation only the temperature of `forced` applies.
         forced: sampling parameters that the algorithm sets (`Target`); None to use those of
-            the request.
+            the request. The handler applies `max_tokens`, in every mode.
         adjust: function that may add or remove entries in the dict of unsupported fields; None if
             there are none to edit.
 
@@ -409,16 +409,14 @@ def read_fields(
     if forced is not None and mode is Mode.VAL:
         sampling = msgspec.structs.replace(requested, temperature=forced.temperature)
     elif forced is not None:
-        limits = [limit for limit in (requested.max_tokens, forced.max_tokens) if limit is not None]
         sampling = msgspec.structs.replace(
-            forced, max_tokens=min(limits, default=None), stop=requested.stop
+            forced, max_tokens=requested.max_tokens, stop=requested.stop
         )
     pairs = {
         key: (getattr(requested, key), getattr(sampling, key))
         for key in ("temperature", "top_p", "top_k")
         if body.get(key) is not None
     }
-    pairs[rules.max_tokens[-1]] = (requested.max_tokens, sampling.max_tokens)
     fields = {
         "model": body.get("model") or "",
         "sampling": sampling,

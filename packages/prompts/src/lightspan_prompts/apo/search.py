@@ -14,7 +14,7 @@ from lightspan.algorithms.task_sampler import Epochs
 from lightspan.errors import ConfigError
 from lightspan.progress import plural
 from lightspan.schema.prompts import PromptTemplate
-from lightspan.schema.records import Json, task_id
+from lightspan.schema.records import Json
 from lightspan_prompts.apo.reflection_prompts import ANGLES, WAYS, critique, edit
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import (
@@ -482,14 +482,14 @@ def _read(template: PromptTemplate, edit: Reflection) -> PromptTemplate:
 
 
 class _Batches:
-    """Draw batches of tasks in shuffled order, with no task twice in a batch.
+    """Draw batches of tasks in shuffled order, each task once in a batch.
 
-    When all tasks were drawn, they are shuffled again.
+    When all tasks were drawn, they are shuffled again. Equal tasks are drawn as several tasks.
     """
 
     def __init__(self, tasks: Sequence[Json], seed: str) -> None:
-        self._tasks = list({task_id(task): task for task in tasks}.values())
-        self._epochs = Epochs(self._tasks, seed)
+        self._tasks = tasks
+        self._epochs = Epochs(range(len(tasks)), seed)
         self._place = 0
 
     def size(self, count: int) -> int:
@@ -497,9 +497,9 @@ class _Batches:
         return min(count, len(self._tasks))
 
     def draw(self, count: int) -> list[Json]:
-        batch: dict[str, Json] = {}
+        batch: dict[int, Json] = {}
         while len(batch) < self.size(count):
-            [task] = self._epochs.take(self._place, 1)
+            [index] = self._epochs.take(self._place, 1)
             self._place += 1
-            batch.setdefault(task_id(task), task)
+            batch[index] = self._tasks[index]
         return list(batch.values())
