@@ -422,6 +422,9 @@ def test_the_lowest_reward_is_that_of_scored_episodes_and_at_most_zero():
     assert score_failure(build(**failed), -3.0).reward == -3.0
     assert score_failure(build(**failed), None).reward is None
     assert build(**failed, failure_reward="lowest").reward == 0.0
+    no_reward = build([make_reward_span("r1", 0.3), make_reward_span("r2", math.nan)], **failed)
+    assert score_failure(no_reward, -3.0).reward == -3.0  # the last emission counts, and is none
+    assert score_failure(no_reward, -3.0).reward_source == "failure"
     assert score_failure(build(reward=None), -3.0).reward is None  # unscored, and no failure
     assert score_failure(build(reward=math.nan), -3.0).reward is None
 

@@ -335,7 +335,7 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
     """
     is_failure = episode.outcome in _APP_FAILED and episode.finished
     value = 0.0 if failure_reward == "lowest" else usable(failure_reward)
-    if value is not None and is_failure and episode.reward_source is None:
+    if value is not None and is_failure and episode.reward is None:
         return replace(episode, reward=value, reward_source="failure", failure_reward=value)
     is_retried = value is not None and episode.retried
     return replace(episode, failure_reward=value) if is_retried else episode
