@@ -13,6 +13,7 @@ pytest.importorskip("langchain")
 from langchain.agents import create_agent
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
+from langgraph.func import entrypoint, task
 
 from lightspan.capture import context, emit
 from lightspan_langgraph import LightspanCallback, _hook, agents, uninstrument
@@ -69,6 +70,61 @@ def test_agents_sees_what_a_node_refers_to(server: ScriptedServer) -> None:
         return {"messages": inner.invoke(state)["messages"]}
 
     assert agents(graph_of(("work", work))) == (("work", "work/helper", "work/judge"), True)
+
+
+def test_agents_of_a_graph_that_a_node_may_call_again(server: ScriptedServer) -> None:
+    """Check a node that calls its own graph, and an app whose method is a node of its graph."""
+    model = chat(server)
+
+    def research(state: Any) -> dict[str, Any]:
+        model.invoke("?")
+        return dict(graph.invoke(state))
+
+    class App:
+        def __init__(self) -> None:
+            self.graph = graph_of(("work", self.work))
+
+        def work(self, state: Any) -> dict[str, Any]:
+            return {"messages": [model.invoke("?")]}
+
+    graph = graph_of(("research", research))
+    assert agents(graph) == (("research",), False)
+    assert agents(App().graph) == (("work",), False)
+
+
+def test_agents_lists_tasks_and_error_handlers(server: ScriptedServer) -> None:
+    """Check the paths that the calls have: those of tasks, and LangGraph's names of handlers."""
+    model = chat(server)
+
+    @task
+    def write(text: str) -> str:
+        return model.invoke(text).text
+
+    @task(name="check")
+    def review(text: str) -> str:
+        return model.invoke(text).text
+
+    @entrypoint()
+    def flow(text: str) -> str:
+        return review(write(text).result()).result()
+
+    with captured() as run:
+        flow.invoke("x")
+    assert [span.attributes["lightspan.agent.path"] for span in run.llm_spans] == [
+        "flow/write",
+        "flow/check",
+    ]
+    assert agents(flow) == (("flow", "flow/check", "flow/write"), True)
+
+    @entrypoint()
+    def makes(text: str) -> str:
+        @task
+        def hidden(text: str) -> str:
+            return model.invoke(text).text
+
+        return hidden(text).result()
+
+    assert agents(makes) == (("makes",), False)
 
 
 def test_agents_built_inside_a_node_make_the_list_incomplete(server: ScriptedServer) -> None:

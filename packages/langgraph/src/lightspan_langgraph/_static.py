@@ -25,6 +25,7 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.tools import BaseTool
+from langgraph.func import _TaskFunction, task
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
@@ -70,6 +71,10 @@ class _Search(AgentSearch[_Location]):
             self._model(thing, where)
         elif isinstance(thing, Runnable):
             self._runnable(thing, where)
+        elif isinstance(thing, _TaskFunction):
+            self._task(thing, where)
+        elif thing is task:
+            self.complete = False  # the function that refers to it makes tasks
         else:
             super().visit(thing, where)
 
@@ -86,6 +91,12 @@ class _Search(AgentSearch[_Location]):
             if not calls_tools and not _is_graph(node.bound):
                 self.add(location)
             self.look(node.bound, location)
+
+    def _task(self, function: _TaskFunction[Any, Any], where: _Location) -> None:
+        name = getattr(function.func, "__name__", type(function.func).__name__)
+        inside = replace(where.within(name), in_node=True)
+        self.add(inside)
+        self.look(function.func, inside)
 
     def _model(self, model: Any, where: _Location) -> None:
         explicit = (getattr(model, "metadata", None) or {}).get(EXPLICIT_KEY)
