@@ -14,6 +14,7 @@ from langchain.agents import create_agent
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
 
 from lightspan.capture import context, emit
 from lightspan_langgraph import LightspanCallback, _hook, agents, uninstrument
@@ -92,8 +93,31 @@ def test_agents_of_a_graph_that_a_node_may_call_again(server: ScriptedServer) ->
     assert agents(App().graph) == (("work",), False)
 
 
-def test_agents_lists_tasks_and_error_handlers(server: ScriptedServer) -> None:
-    """Check the paths that the calls have: those of tasks, and LangGraph's names of handlers."""
+@pytest.mark.skipif(not hasattr(StateGraph, "set_node_defaults"), reason="an older langgraph")
+def test_error_handlers_are_agents_with_the_names_of_langgraph(server: ScriptedServer) -> None:
+    model = chat(server)
+
+    def fails(state: Any) -> Any:
+        raise ValueError("no JSON")
+
+    graph: Any = StateGraph(MessagesState)
+    graph.set_node_defaults(error_handler=asks(model))
+    graph.add_node("write", fails, error_handler=asks(model))
+    graph.add_node("review", fails)
+    graph.add_edge(START, "write")
+    graph.add_edge(START, "review")
+    graph = graph.compile()
+    with captured() as run:
+        graph.invoke(USER)
+    paths = {"__error_handler__write", "__default_error_handler__"}
+    assert {span.attributes["lightspan.agent.path"] for span in run.llm_spans} == paths
+    found = agents(graph)
+    assert {*found.paths} == {"write", "review", *paths}
+    assert found.complete
+
+
+def test_agents_lists_tasks(server: ScriptedServer) -> None:
+    """Check that a task is an agent inside its entrypoint, as in the recorded calls."""
     model = chat(server)
 
     @task

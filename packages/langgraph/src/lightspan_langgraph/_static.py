@@ -30,7 +30,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
 from lightspan.instrumentation import AgentPaths, AgentSearch, Location
-from lightspan_langgraph._identity import EXPLICIT_KEY, graph_agent_name
+from lightspan_langgraph._identity import ERROR_HANDLERS, EXPLICIT_KEY, graph_agent_name
 from lightspan_langgraph._prebuilt import is_prebuilt
 
 
@@ -81,7 +81,7 @@ class _Search(AgentSearch[_Location]):
     def _graph(self, graph: Pregel[Any, Any, Any, Any], where: _Location) -> None:
         inside = _in_graph(graph, where)
         for name, node in graph.nodes.items():
-            if name.startswith("__"):
+            if name.startswith("__") and not name.startswith(ERROR_HANDLERS):
                 continue
             explicit = (node.metadata or {}).get(EXPLICIT_KEY)
             is_agent = explicit or not is_prebuilt(name, node.bound)
