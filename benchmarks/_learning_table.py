@@ -27,6 +27,22 @@ def controls(result: Mapping[str, Any]) -> str:
     return "\n".join(_lines(("control", "seed", *FIGURES), rows))
 
 
+def exchanged(result: Mapping[str, Any]) -> str:
+    """Return a table with the scores of runs whose pictures were exchanged after training."""
+    found = [run for run in _runs(result) if run.get("exchanged") is not None]
+    found.sort(key=lambda run: (str(run["name"]), int(run["seed"])))
+    rows = (
+        (
+            run["name"],
+            str(run["seed"]),
+            f"{fmean(run['after'].values()):.3f}",
+            f"{run['exchanged']:.3f}",
+        )
+        for run in found
+    )
+    return "\n".join(_lines(("run", "seed", "its own picture", "another one"), rows))
+
+
 def kinds(result: Mapping[str, Any]) -> str:
     """Return a table with the scores before and after for each kind of held-out task."""
     found = list(_runs(result))
@@ -50,7 +66,6 @@ def _lines(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[
 
 def _cells(run: Run) -> tuple[str, ...]:
     before, after = (fmean(run[when].values()) for when in ("before", "after"))
-    where = run["circumstances"]
     return (
         f"{before:.3f} → {after:.3f}",
         run["gain"],
@@ -58,8 +73,14 @@ def _cells(run: Run) -> tuple[str, ...]:
         f"{run['engine_cpu_s']} + {run['learner_cpu_s']}",
         f"{run['warm_start_cpu_s']:.0f}",
         f"{run['wall_s'] / 60:.1f}",
-        f"{where['date']}, {where['commit']}, {where['load']}",
+        _where(run),
     )
+
+
+def _where(run: Run) -> str:
+    """Return date, commit and load of a run; "see above" for a run without its own."""
+    where = run.get("circumstances")
+    return f"{where['date']}, {where['commit']}, {where['load']}" if where else "see above"
 
 
 def _of_kind(run: Run, name: str) -> str:

@@ -63,6 +63,11 @@ def pages(results: dict[str, Any]) -> dict[Path, dict[str, str]]:
         ROOT / "docs/guides/environments.md": {
             "environments": environments_table(results["environments"])
         },
+        ROOT / "docs/evidence/charts.md": {
+            "runs": learning.runs(results["learning_charts"]),
+            "controls": learning.controls(results["learning_charts"]),
+            "exchanged": learning.exchanged(results["learning_charts"]),
+        },
         ROOT / "docs/evidence/credit-comparison.md": {
             "baselines": baselines_table(results["baselines"])
         },

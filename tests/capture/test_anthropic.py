@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,8 @@ from lightspan.capture.entry import open_scope
 from lightspan.capture.sdks import OPENAI
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import output_messages_of
+from lightspan.schema.images import Image
+from lightspan.schema.media import digests_in
 from lightspan.schema.spans import SpanStatus
 from lightspan_testing.scripted import Reply, ScriptedServer, ToolCall
 from packages.core.tests.capture.clients import acting_as, llm_spans, make_scope
@@ -288,9 +294,78 @@ def test_a_client_without_any_key(
 def test_other_requests_are_not_touched(gateway: ScriptedServer, elsewhere: ScriptedServer) -> None:
     with client_of(elsewhere) as client, acting_as(gateway, "writer") as scope:
         assert [model.id for model in client.models.list()] == ["scripted"]
-        client.messages.with_raw_response.count_tokens(model="claude", messages=ASKED["messages"])
     assert llm_spans(scope) == []
     assert gateway.requests == []
+
+
+COUNTED = {"model": "claude", "messages": ASKED["messages"]}
+
+
+async def test_tokens_are_counted_where_the_calls_go(
+    gateway: ScriptedServer, elsewhere: ScriptedServer
+) -> None:
+    client, other = client_of(elsewhere), async_client_of(elsewhere)
+    with acting_as(gateway, "writer") as scope:
+        client.messages.count_tokens(**COUNTED)
+        client.messages.with_raw_response.count_tokens(**COUNTED)
+        await other.beta.messages.count_tokens(**COUNTED)
+        assert not scope.recorder.has_called
+        assert llm_spans(scope) == []
+    for request in gateway.requests:
+        assert request.path == "/v1/messages/count_tokens"
+        assert request.body == COUNTED
+        assert request.headers["authorization"] == "Bearer token-1"
+        assert request.headers[c.HEADER_AGENT] == "writer"
+        assert "app-key" not in request.headers.values()
+    assert (len(gateway.requests), elsewhere.requests) == (3, [])
+    with acting_as(gateway, "checker") as scope:  # which no policy answers
+        client.messages.count_tokens(**COUNTED)
+    assert llm_spans(scope) == []
+    assert [request.path for request in elsewhere.requests] == ["/v1/messages/count_tokens"]
+    client.messages.count_tokens(**COUNTED)  # outside every attempt
+    assert (len(gateway.requests), len(elsewhere.requests)) == (3, 2)
+    client.close()
+    await other.close()
+
+
+FILES: dict[str, Any] = {
+    "Path": lambda path: path,
+    "file": lambda path: io.FileIO(path),
+    "BytesIO": lambda path: io.BytesIO(path.read_bytes()),
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+async def test_files_and_iterators_that_the_sdk_reads(
+    gateway: ScriptedServer, elsewhere: ScriptedServer, tmp_path: Path, file: str
+) -> None:
+    """Check that they are sent and recorded as their content, and read once."""
+    data, path = b"\x89PNG\r\n\x1a\n...", tmp_path / "page.png"
+    path.write_bytes(data)
+    given: list[Any] = []
+
+    def asked(content: Any) -> Iterator[dict[str, Any]]:
+        source = {"type": "base64", "media_type": "image/png", "data": content}
+        yield {"role": "user", "content": [{"type": "image", "source": source}]}
+
+    def request() -> dict[str, Any]:
+        given.append(FILES[file](path))
+        return {**ASKED, "messages": asked(given[-1])}
+
+    with acting_as(gateway, "writer"), client_of(elsewhere) as client:
+        client.messages.create(**request())
+    with acting_as(None, "checker") as scope, client_of(elsewhere) as client:
+        scope.recorder.images = {}
+        client.messages.create(**request())
+        async with async_client_of(elsewhere) as other:
+            await other.messages.create(**request())
+    for each in given if file == "file" else ():
+        each.close()
+    sent = list(asked(base64.b64encode(data).decode()))
+    assert [r.messages for r in (*gateway.requests, *elsewhere.requests)] == [sent] * 3
+    digest = hashlib.sha256(data).hexdigest()
+    assert [digests_in(span.attributes) for span in llm_spans(scope)] == [{digest}, {digest}]
+    assert scope.recorder.images == {digest: Image.of(data, "image/png")}
 
 
 # --- production -----------------------------------------------------------------------------

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from transformers import (
 from charts_example import demonstrations, seeing_model, training
 from charts_example.app import ASKED
 from lightspan.progress import SilentReporter
+from lightspan_examples.script import main
 from lightspan_examples.warm_start import make_sft
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
@@ -137,6 +141,46 @@ def train(folder: Path, *options: str) -> None:
     (step,) = [line for line in lines if line["kind"] == "train"]
     assert step["calls"] == step["scored"] > 0
     assert step["batch/trained_tokens"] > 0, "rewards differ within groups"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch_threads")
+def test_the_dry_run_and_the_resumed_training(
+    folder: Path,
+    tmp_path: Path,
+    script_of: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Check `--dev` and `--resume` with the untaught model, whose answers are all wrong."""
+    few = replace(training.REAL_MODEL, group_size=2, tasks_per_step=2, max_tokens=8)
+    monkeypatch.setattr(training, "REAL_MODEL", few)
+    script = script_of("charts")
+
+    def train_py(*arguments: str) -> str:
+        common = ["--model", str(folder), "--runners", "2", *arguments]
+        status = main(script.EXAMPLE, script.__doc__, common)
+        seen = capsys.readouterr()
+        assert status == 0, seen.out + seen.err
+        return seen.out
+
+    report = train_py("--dev")
+    calls = re.search(
+        r"reader: (\d+) of (\d+) calls have images: \d+ different images, 9 / 9", report
+    )
+    assert calls is not None, report
+    assert calls[1] == calls[2]
+    run = tmp_path / "run"
+    options = ("--held-out", "2", "--folder", str(run), "--validate-every", "0")
+    train_py(*options, "--steps", "1")
+    lines = (run / "metrics.jsonl").read_text()
+    assert "after step 1\n" in train_py(*options, "--steps", "2", "--resume")
+    resumed = (run / "metrics.jsonl").read_text()
+    assert resumed.startswith(lines)
+    steps = [
+        line["step"] for line in map(json.loads, resumed.splitlines()) if line["kind"] == "train"
+    ]
+    assert steps == [1, 2]
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -50,7 +51,9 @@ from lightspan_testing.gateway_suite.image_tests import (
 )
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
+from lightspan_testing.tiny_vision import tiny_seeing_model
 from lightspan_testing.wait import until
+from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import CAPABILITIES as EMBEDDED
 from lightspan_vllm.engine import CAPABILITIES as VLLM
 
@@ -176,7 +179,10 @@ async def test_what_the_tokenizer_refuses_is_a_400(store: Store) -> None:
 
     async with seeing(store, tokenizer=Failing()) as rig:
         status, message, _ = await refused(rig, CHAT.image(RED))
-    assert (status, message) == (400, "the image is 1 pixel wide")
+    assert status == 400
+    assert message == (
+        "'messages[0].content[0].image_url' cannot be read: the image is 1 pixel wide"
+    )
 
 
 def test_pillow_is_loaded_with_the_first_image() -> None:
@@ -286,6 +292,30 @@ async def test_every_api_names_its_field(store: Store, api: Api) -> None:
         status, message, code = await refused(rig, api.image(Image.of(b"no", "image/png")), api)
     assert (status, code) == (400, "invalid_image")
     assert message == f"'{field}' is of no supported format: send PNG, JPEG, WEBP or GIF"
+
+
+@each_api
+async def test_a_shape_that_the_model_cannot_take(store: Store, api: Api, tmp_path: Path) -> None:
+    """Check the limit of a model's own image processor."""
+    tokenizer = load_tokenizer(tiny_seeing_model(tmp_path / "model", seed=1))
+    images = [Image.of(image_file("red", size), "image/png") for size in ((40, 30), (2_000, 4))]
+    field = url_field(api).replace("source.url", "source.data").replace("tent[0]", "tent[1]")
+    body = api.body(user(*map(api.image, images)))
+    async with seeing(store, tokenizer=tokenizer) as rig:
+        status, answer = await post(rig, api, body)
+        error = json.loads(answer)["error"]
+        [span] = await rig.spans()
+        assert rig.engine.requests == []
+    assert status == 400
+    assert error["message"] == (
+        f"'{field}' cannot be read: image {images[1].digest[:12]} of 2000 by 4 pixels cannot be "
+        "prepared by Qwen2VLImageProcessorPil: absolute aspect ratio must be smaller than 200, got "
+        "500.0: crop it, pad it or split it"
+    )
+    details = error["details"] if api is MESSAGES else error
+    assert details["error_code" if api is MESSAGES else "code"] == "invalid_image"
+    assert span.attributes[c.CALL_REFUSED] == field
+    assert span.attributes[c.ERROR_TYPE] == "invalid_image"
 
 
 async def test_the_number_of_images(store: Store) -> None:

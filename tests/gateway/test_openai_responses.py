@@ -88,6 +88,25 @@ async def test_an_answer(store: Store) -> None:
         assert record.sampling.temperature == 0.5
 
 
+async def test_tokens_are_counted(store: Store) -> None:
+    async with make_rig(store, "It is 1.") as rig, rig.client() as client:
+        first = await ask(rig, instructions="Be brief.")
+        request = {"model": "policy", "input": "What is 1?", "extra_headers": rig.headers("call-b")}
+        counted = await client.responses.input_tokens.count(**request, instructions="Be brief.")
+        assert counted.model_dump() == {
+            "object": "response.input_tokens",
+            "input_tokens": first.usage.input_tokens,
+        }
+        tools = await client.responses.input_tokens.count(**request, tools=[FUNCTION])
+        assert tools.input_tokens == len(rig.tokenizer.render([USER], TOOLS))
+        after = await client.responses.input_tokens.count(**request, previous_response_id=first.id)
+        answer = {"role": "assistant", "content": "It is 1."}
+        assert after.input_tokens == len(rig.tokenizer.render([USER, answer, USER]))
+        with pytest.raises(openai.BadRequestError, match="'input' must be a non-empty text"):
+            await client.responses.input_tokens.count(model="policy")
+        assert len(rig.engine.requests) == len(await rig.spans()) == 1  # counting is no call
+
+
 async def test_tools_and_their_outputs(store: Store) -> None:
     """Check that a conversation with tools has the same prompt tokens as in chat completions."""
     async with make_rig(store, [CALLED, "One."]) as rig:

@@ -198,6 +198,32 @@ def test_of_several_choices_the_one_that_was_followed_up_is_meant() -> None:
     assert found.cause is Cause.TEMPLATE
 
 
+# --- special tokens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("repeated", ["SELECT name", "SELECT", "SELECT name, age"])
+def test_a_special_token_inside_an_answer_is_named(repeated: str) -> None:
+    """Check a token that texts leave out, whatever else the app did to the answer."""
+    chat = Chat()
+    ids, special = chat.tokenizer.encode, chat.tokenizer.tokenizer.convert_tokens_to_ids
+    sampled = [*ids("SELECT"), special("<|im_start|>"), *ids(" name"), chat.end]
+    chat.call([user("a")], "SELECT name", sampled=sampled)
+    chat.call([user("a"), bot(repeated), user("b")], "x")
+    [found] = chat.read().breaks
+    assert (found.cause, found.expected_text) == (Cause.SPECIAL, "<|im_start|>")
+    assert found.detail == (
+        "the model sampled the special token <|im_start|>, which texts leave out"
+    )
+
+
+def test_the_token_that_ends_an_answer_is_no_cause() -> None:
+    chat = Chat()
+    chat.call([user("a")], "SELECT name")
+    chat.call([user("a"), bot("SELECT name, age"), user("b")], "x")
+    [found] = chat.read().breaks
+    assert (found.cause, found.expected_text) == (Cause.CONTEXT, "<|im_end|>")
+
+
 # --- template -----------------------------------------------------------------------------------
 
 

@@ -92,6 +92,7 @@ _DIALECTS: Final[dict[str, tuple[dict[str, Json], set[str]]]] = {
     "responses": (_RESPONSE, {"input"}),
     "messages": (_MESSAGE, {"messages", "max_tokens"}),
     "messages/count_tokens": (_MESSAGE, {"messages", "max_tokens"}),
+    "responses/input_tokens": (_RESPONSE, {"input"}),
 }
 """Body and required fields of each dialect."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,10 +21,12 @@ from opentelemetry import context as otel_context
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer, set_span_in_context
 
+import lightspan
+import lightspan_otel as otel
 from lightspan.production.record import record
 from lightspan_otel.identity_tracer import PROVIDER
 from lightspan_testing.attempts import captured, path_of, read_recorded
-from packages.otel.tests.spans import INVOKES, say, tool
+from packages.otel.tests.spans import INVOKES, agent, say, tool
 
 Stream = Callable[[Tracer, openai.OpenAI, str], Iterator[Any]]
 REQUESTS = [f"request {number}" for number in range(8)]
@@ -130,6 +134,65 @@ def test_a_stream_in_several_threads_is_one_attempt(
     assert {path_of(call) for one in attempts for call in one.calls} == {path}
     assert [one.attempt.capture_errors for one in attempts] == [[]] * len(REQUESTS)
     assert {one.attempt.status for one in attempts} == {"succeeded"}
+
+
+def submitted(pool: ThreadPoolExecutor, *work: Any) -> Future[Any]:
+    return pool.submit(*work)
+
+
+def submitted_with_context(pool: ThreadPoolExecutor, *work: Any) -> Future[Any]:
+    """Submit work in a copy of the context, as smolagents does for managed agents."""
+    return pool.submit(contextvars.copy_context().run, *work)
+
+
+@pytest.mark.parametrize("take", [copied_contexts, bare_threads, one_context_for_all])
+@pytest.mark.parametrize("submit", [submitted, submitted_with_context])
+@pytest.mark.parametrize("is_recorded_first", [True, False])
+@pytest.mark.parametrize("has_operation", [True, False])
+def test_agents_that_a_stream_runs_at_once(
+    client: openai.OpenAI,
+    url: str,
+    take: Callable[[list[Iterator[Any]]], None],
+    submit: Callable[..., Future[Any]],
+    is_recorded_first: bool,
+    has_operation: bool,
+) -> None:
+    """Check agents in a pool's threads, where the span of the streaming agent is not current."""
+    tracer = PROVIDER.get_tracer("some.framework")
+
+    def expert(text: str) -> None:
+        with agent(tracer, "expert"):
+            say(client, f"{text}: expert")
+
+    def stream(text: str) -> Iterator[int]:
+        span = tracer.start_span("run", attributes={**INVOKES, "gen_ai.agent.name": "desk"})
+
+        def steps() -> Iterator[int]:
+            for number in range(2):
+                say(client, f"{text}: desk")
+                with ThreadPoolExecutor(2) as pool:
+                    for each in [submit(pool, expert, text) for _ in range(2)]:
+                        each.result()
+                yield number
+            span.end()
+
+        return steps()
+
+    def whole(text: str) -> Iterator[int]:
+        with lightspan.operation("request"):
+            yield from stream(text)
+
+    starts: list[Any] = [partial(record, url), partial(otel.instrument, TracerProvider())]
+    with ExitStack() as stack:
+        for start in starts if is_recorded_first else reversed(starts):
+            stack.enter_context(start())
+        take([(whole if has_operation else stream)(text) for text in REQUESTS[:3]])
+    attempts = read_recorded(url)
+    asked = [[call.asked.partition(":")[0] for call in one.answered] for one in attempts]
+    assert sorted(asked) == [[text] * 6 for text in REQUESTS[:3]]
+    paths = [sorted(path_of(call) for call in one.calls) for one in attempts]
+    assert paths == [["desk"] * 2 + ["desk/expert"] * 4] * 3
+    assert [one.attempt.capture_errors for one in attempts] == [[]] * 3
 
 
 class Lazy:

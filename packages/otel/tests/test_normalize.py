@@ -48,6 +48,7 @@ def test_messages_that_are_none_are_text(text: str) -> None:
         {c.FINISH_REASONS: ["tool_call"]},
         {c.OUTPUT_MESSAGES: '[{"role":"assistant","parts":[],"finish_reason":"tool_call"}]'},
         {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.finish_reason": "tool_use"},
+        {"llm.output_messages.0.message.role": "assistant", "llm.finish_reason": "tool_use"},
     ],
 )
 def test_why_an_answer_ended(said: dict[str, Any]) -> None:

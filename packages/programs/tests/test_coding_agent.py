@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -445,6 +446,37 @@ def test_side_calls_are_agents() -> None:
     assert list(CodingAgent("codex", verify=["true"]).agent_paths()) == []
 
 
+# --- bubblewrap ---------------------------------------------------------------------------------
+BUBBLEWRAP = ["bwrap", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid"]
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+@pytest.mark.parametrize(
+    ("sandbox", "verify", "result"),
+    [
+        ([], ["sh", "-c", "exit 1"], 0.0),
+        ([], ["sh", "-c", "echo 'bwrap: x' >&2; echo no >&2; exit 1"], 0.0),
+        ([], ["no-such-verifier"], (Outcome.APP_ERROR, "the verifier .* 1: bwrap: execvp no-such")),
+        (
+            ["--bind", "/no/such", "/x"],
+            ["true"],
+            (Outcome.INFRASTRUCTURE, "the program .* Can't find source path /no/such"),
+        ),
+    ],
+)
+async def test_what_does_not_start_in_bubblewrap(
+    place: Place, sandbox: list[str], verify: list[str], result: Any
+) -> None:
+    """bubblewrap's exit status is 1 then, as that of a verifier that found a mistake."""
+    app = fixer(sandbox=[*BUBBLEWRAP, *sandbox], verify=verify)
+    if isinstance(result, float):
+        assert await app(place.task) == result
+        return
+    with pytest.raises(ProgramError, match=result[1]) as raised:
+        await app(place.task)
+    assert raised.value.outcome is result[0]
+
+
 # --- rewards ------------------------------------------------------------------------------------
 async def test_the_verifier_gives_the_reward(place: Place) -> None:
     assert await fixer()(place.task) == 1.0
@@ -461,11 +493,16 @@ async def test_the_verifier_gives_the_reward(place: Place) -> None:
 @pytest.mark.parametrize(
     ("options", "outcome", "message"),
     [
-        ({"verify": ["sh", "-c", "exit 127"]}, Outcome.APP_ERROR, "ended with exit status 127"),
+        ({"verify": ["sh", "-c", "exit 127"]}, Outcome.APP_ERROR, "the verifier ended with exit s"),
         ({"verify": ["sh", "-c", "kill -9 $$"]}, Outcome.APP_ERROR, "was ended by SIGKILL"),
         ({"setup": ["sh", "-c", "echo no >&2; exit 1"]}, Outcome.APP_ERROR, "exit status 1: no"),
         ({"sandbox": ["sh", "-c", "exit 125"]}, Outcome.INFRASTRUCTURE, "exit status 125"),
         ({"sandbox": ["sh", "-c", "exit 127"]}, Outcome.APP_ERROR, "exit status 127"),
+        (
+            {"protected": ["*.py"]},
+            Outcome.APP_ERROR,
+            r"protected='\*.py': the workspace has no such",
+        ),
         ({"script": "raise SystemExit(126)"}, Outcome.APP_ERROR, "exit status 126"),
         ({"script": "import time; time.sleep(60)"}, Outcome.TIMEOUT, "ran longer than 2 s"),
         ({"verify": ["sleep", "60"]}, Outcome.TIMEOUT, "ran longer than 2 s"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import importlib
 import json
 import math
@@ -22,7 +23,7 @@ from msgspec import structs
 import lightspan
 from lightspan import LLM, Judge
 from lightspan.errors import BudgetError, ConfigError, EngineError
-from lightspan.lightning.answers import answer_of
+from lightspan.lightning.answers import answer_of, json_text
 from lightspan.lightning.episode import Episode, build_episode, score_failure
 from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.images import Image
@@ -41,7 +42,7 @@ from lightspan.training.rewards import (
 from lightspan_prompts.endpoint_client import image_digests
 from lightspan_prompts.judge_prompts import Ballot, ballots, comment, scores
 from lightspan_prompts.search.feedback import evidence_of
-from lightspan_prompts.transcript import task_text, transcript
+from lightspan_prompts.transcript import shortened, task_text, transcript
 from lightspan_testing.scripted import Reply, Request, ScriptedServer
 from lightspan_testing.strategies import (
     make_attempt,
@@ -166,6 +167,28 @@ async def test_a_judge_that_does_not_see_is_shown_digests(server: ScriptedServer
 
 
 # --- what it is shown -----------------------------------------------------------------------
+def test_images_are_kept_where_a_text_is_cut() -> None:
+    digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(40)]
+    parts = [
+        {"type": "blob", "modality": "image", "mime_type": "image/png", "size": 9, "sha256": digest}
+        for digest in digests
+    ]
+    images = json_text(parts)  # longer than a message may be, but without text
+    assert len(images) > 4_000
+    assert shortened(images) == images
+    text = f"{'a' * 3_000}{json_text(parts[0])}{'b' * 3_000}{json_text(parts[1])}{'c' * 3_000}"
+    assert shortened(f"{json_text(parts[2])}{text}{json_text(parts[3])}") == (
+        f"{json_text(parts[2])}{'a' * 2_000} […5000 characters left out…] {json_text(parts[0])} "
+        f"{json_text(parts[1])} {'c' * 2_000}{json_text(parts[3])}"
+    )
+    told = {"type": "text", "text": "x" * 9_000}
+    user = {"role": "user", "content": [*parts[:20], told, *parts[20:]]}
+    span = call("c1", [user], {"role": "assistant", "content": "5"})
+    episode = build_episode(make_attempt(), make_rollout(), [span], [])
+    assert image_digests(transcript(episode)) == digests
+    assert image_digests(evidence_of(episode, {}).text) == digests
+
+
 def test_a_transcript_has_the_work_and_no_reward() -> None:
     system = {"role": "system", "content": "Be brief."}
     user = {"role": "user", "content": "2+2?"}

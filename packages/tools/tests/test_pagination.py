@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightspan.errors import ConfigError
-from lightspan_tools.pagination import Page, TableRow, short_ids, table_lines
+from lightspan_tools.pagination import Columns, Page, TableRow, short_ids, shown_rows, table_lines
 
 ROWS = [
     TableRow(
@@ -43,6 +43,16 @@ def test_the_lowest_rewards_first_and_before_them_those_without() -> None:
         ["0abc-0-0", "0", "succeeded", "0"],
         ["0abc-2-1", "2", "succeeded", "0"],
     ]
+
+
+def test_unrated_attempts_of_production_are_last() -> None:
+    desk = Columns(service="desk")
+    rows = [
+        TableRow(row_id=f"at-{n}", status="succeeded", reward=reward, columns=desk)
+        for n, reward in enumerate([None, 0.5, None, -1.0, 0.0])
+    ]
+    shown = shown_rows(rows, Page(sort="reward", limit=4))
+    assert [row.reward for row in shown] == [-1.0, 0.0, 0.5, None]
 
 
 def test_by_agent() -> None:

@@ -184,7 +184,7 @@ class Trainer(RefusesNames):
         held_out = None
         if val_dataset is not None:
             tasks = as_tasks(val_dataset, "val_dataset")
-            held_out = distinct_tasks(tasks)
+            held_out = distinct_tasks(tasks, "val_dataset")
             if len(held_out) < len(tasks):
                 repeated = len(tasks) - len(held_out)
                 trainer.reporter.line(f"val_dataset: {repeated} repeated tasks are evaluated once")

@@ -809,3 +809,17 @@ def test_without_any_model_call_that_is_what_is_said(failed: int, said: str) -> 
     with pytest.raises(UnknownAgentError) as raised:
         checks.check(episodes)
     assert str(raised.value) == said
+
+
+def test_without_any_model_call_the_failed_program_is_quoted() -> None:
+    """A sandbox that does not start looks like an app without a model otherwise."""
+    failed = "the program ended with exit status 1: bwrap: Can't find source path /x"
+    spans = [
+        make_span(f"{n:016x}", SpanKind.OPERATION, status_message=failed, attributes=attributes)
+        for n, attributes in enumerate([{c.COMMAND_STATUS: 0}, {c.COMMAND_STATUS: 1}], 1)
+    ]
+    episodes = [replace(episode("g", n, None), calls=(), spans=tuple(spans)) for n in range(2)]
+    checks = RolloutChecks(LightningRL(MODEL, optimize="planner").routing(), lambda text: None)
+    with pytest.raises(UnknownAgentError) as raised:
+        checks.check(episodes)
+    assert f"OPENAI_BASE_URL (rollouts: 2). The first: {failed}. Give another" in str(raised.value)

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from lightspan.errors import ConfigError, UnknownAgentError
+from lightspan.errors import ConfigError, UnknownAgentError, UnsupportedError
 from lightspan.lightning import Rejection, Selection, build_episode, classify_calls
+from lightspan.lightning.rollout_checks import check_trainable
 from lightspan.lightning.selection import (
     CallStatus,
     check_agents,
@@ -266,3 +267,23 @@ def test_a_forgotten_adapter_is_what_a_name_is_missing_for():
     )
     with pytest.raises(UnknownAgentError, match=r"Agents: 'app', 'checker'$"):
         check_agents(WRITER, ["app", "checker"])
+
+
+@pytest.mark.parametrize(
+    ("code", "is_permanent"),
+    [
+        (c.UNSUPPORTED_CONTENT, True),
+        # another task may have a shorter prompt, or a picture that can be read
+        (c.CONTEXT_OVERFLOW, False),
+        (c.INVALID_IMAGE, False),
+    ],
+)
+def test_training_goes_on_where_other_calls_may_be_accepted(code, is_permanent):
+    refused = {c.CALL_REFUSED: "messages", c.ERROR_TYPE: code, c.CALL_OUTCOME: "error"}
+    span = make_call_span("c1", sequence=(1, 2), attributes=refused, status_message="no")
+    episode = build(spans=[span])
+    if is_permanent:
+        with pytest.raises(UnsupportedError, match="writer: 1 call refused: no"):
+            check_trainable(WRITER, [episode])
+    else:
+        assert check_trainable(WRITER, [episode]) is False

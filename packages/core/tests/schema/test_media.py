@@ -231,6 +231,7 @@ def test_the_bytes_of_images_are_kept(body: dict[str, Any]) -> None:
         {"type": "image_url", "image_url": {"url": "data:image/svg+xml,<svg></svg>"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}},
         {"type": "image", "base64": base64.b64encode(b"text").decode()},
+        {"type": "image", "base64": base64.b64encode(b"RIFF\4\0\0\0WAVE").decode()},
         {"type": "video", "data": SMALL_BASE64, "media_type": "image/png"},
     ],
 )
@@ -239,6 +240,26 @@ def test_other_bytes_are_not_kept(part: dict[str, Any]) -> None:
     with media.images_into(found):
         request_attributes({"messages": user(part)})
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("start", "declared", "media_type"),
+    [
+        (b"\x89PNG\r\n\x1a\n", "image/jpeg", "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/png", "image/jpeg"),
+        (b"GIF89a", "", "image/gif"),
+        (b"RIFF\n\0\0\0WEBP", "application/octet-stream", "image/webp"),
+        (b"BM", "image/bmp", "image/bmp"),
+    ],
+)
+def test_an_image_has_the_type_of_its_bytes(start: bytes, declared: str, media_type: str) -> None:
+    data, found = start + b"...", dict[str, Image]()
+    url = f"data:{declared};base64,{base64.b64encode(data).decode()}"
+    with media.images_into(found):
+        part = media.reference({"type": "input_image", "image_url": url})
+    image = Image.of(data, media_type)
+    assert found == {image.digest: image}
+    assert part["mime_type"] == media_type
 
 
 def test_a_large_image_is_named_once(

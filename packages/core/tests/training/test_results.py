@@ -12,8 +12,10 @@ import pytest
 
 from lightspan.algorithms.metrics import rollout_metrics
 from lightspan.lightning.episode import build_episode, score_failure
+from lightspan.schema import semconv as c
 from lightspan.schema.records import AttemptStatus, Outcome
-from lightspan.schema.routing import Routing
+from lightspan.schema.routing import Route, Routing
+from lightspan.schema.token_records import CallOutcome
 from lightspan.training.results import Evaluation, FitResult, Outcomes
 from lightspan_testing.strategies import make_attempt, make_call_span, make_rollout
 from packages.core.tests.lightning.steps import WRITER, built, call
@@ -112,6 +114,27 @@ def test_a_temperature_that_nobody_gave_is_the_endpoints_own() -> None:
         "sampled at temperature: checker at its endpoint's own, writer at 1"
     )
     assert said(writer=[0.0, None]) == "sampled at temperature 0 and its endpoint's own"
+
+
+@pytest.mark.parametrize(
+    ("route", "attributes", "temperatures"),
+    [
+        (Route.POLICY, {c.CALL_REFUSED: "messages", c.ERROR_TYPE: c.INVALID_IMAGE}, [1.0]),
+        (Route.ENDPOINT, {c.CALL_REFUSED: "", c.ERROR_TYPE: c.CHAT_ONLY}, [1.0]),
+        (Route.BASE, {c.ERROR_TYPE: "engine_error"}, [1.0]),
+        (Route.ENDPOINT, {c.ERROR_TYPE: "RateLimitError"}, [1.0, None]),
+        (Route.APP, {}, [1.0, None]),
+    ],
+)
+def test_a_call_that_the_gateway_refused_was_not_sampled(
+    route: Route, attributes: dict[str, Any], temperatures: list[float | None]
+) -> None:
+    outcome = CallOutcome.ERROR if attributes else CallOutcome.OK
+    known = {c.ROUTE: str(route), c.CALL_OUTCOME: outcome.value, **attributes}
+    span = make_call_span("c2", sequence=(3, 4), attributes=known)
+    record, answered = call("c1", 1, 2)
+    episode = build_episode(make_attempt("1"), make_rollout("1"), [answered, span], [record])
+    assert Evaluation.of(2, [episode], WRITER).temperatures == {"writer": temperatures}
 
 
 def test_the_last_line_counts_what_was_not_scored_and_what_failed() -> None:

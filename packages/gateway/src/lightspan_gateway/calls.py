@@ -165,6 +165,8 @@ class CallInfo:
     """The call of another attempt with the same request; None for other calls."""
     images: dict[str, Image] = field(default_factory=dict)
     """Digest → image of the request, for the store; empty after the call is recorded."""
+    image_fields: dict[str, str] = field(default_factory=dict)
+    """Digest → path of the field with the image in the request."""
 
 
 class CallLog(ABC):

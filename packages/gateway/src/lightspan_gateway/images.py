@@ -11,18 +11,20 @@ import binascii
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from lightspan.errors import DataError, ModelError
+from lightspan.protocols.engine import ImageTokenizer
+from lightspan.schema import semconv as c
 from lightspan.schema.images import Image, PromptImage
 from lightspan.schema.media import is_reference
 from lightspan_gateway.api_errors import ApiError, bad_request
 from lightspan_gateway.dialects.base import Message
 from lightspan_gateway.dialects.image_parts import (
     ImagePart,
-    ImagePlace,
     ImageSource,
     image_places,
     image_source,
@@ -32,9 +34,6 @@ from lightspan_gateway.limits import ImageLimits
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
-
-INVALID_IMAGE: Final = "invalid_image"
-"""Code of the error for an image that is broken, of another format, or beyond a limit."""
 
 
 class ImageReader:
@@ -59,8 +58,8 @@ class ImageReader:
 
     async def read(
         self, body: dict[str, Any], kind: str, known: Sequence[Image] = ()
-    ) -> list[Image]:
-        """Replace the images in a request by parts in the one form; return the images.
+    ) -> list[tuple[str, Image]]:
+        """Replace the images in a request by parts in the one form.
 
         Args:
             body: the request, which is changed.
@@ -68,6 +67,9 @@ class ImageReader:
             known: the last images of the prompt of the same request when it was made before. An
                 image with an address on the web is taken from these, because the address may have
                 other bytes now.
+
+        Returns:
+            The images, each with the path of its field in the request.
 
         Raises:
             ApiError: the field of an image is malformed, the image is broken or beyond a limit, or
@@ -89,7 +91,9 @@ class ImageReader:
                 if not is_data_url(source.url):
                     fetched[number] = image.data if image else await fetch(source)
         parts = await asyncio.to_thread(self._parts, sources, fetched)
-        return _replace(places, parts)
+        for place, part in zip(places, parts, strict=True):
+            place.parts[place.number] = part
+        return [(s.field, part.image) for s, part in zip(sources, parts, strict=True)]
 
     def _parts(
         self, sources: Sequence[ImageSource], fetched: Mapping[int, bytes]
@@ -115,12 +119,6 @@ class ImageReader:
             part = ImagePart.of(image, f"data:{media_type};base64,{text}", source.detail)
             self._checked[key] = part
         return part
-
-
-def _replace(places: Sequence[ImagePlace], parts: Sequence[ImagePart]) -> list[Image]:
-    for place, part in zip(places, parts, strict=True):
-        place.parts[place.number] = part
-    return [part.image for part in parts]
 
 
 def is_data_url(url: str) -> bool:
@@ -243,7 +241,27 @@ def _too_large(field: str, limit: int) -> ApiError:
 
 
 def _invalid(message: str, field: str) -> ApiError:
-    return bad_request(message, field, INVALID_IMAGE)
+    return bad_request(message, field, c.INVALID_IMAGE)
+
+
+def refused_image(
+    images: Mapping[str, Image], fields: Mapping[str, str], tokenizer: ImageTokenizer
+) -> ApiError | None:
+    """Return the error of the first image that the model cannot take; None if it takes all.
+
+    Args:
+        images: digest → image.
+        fields: digest → path of the field in the request.
+        tokenizer: tokenizer of the model.
+    """
+    for digest, field in fields.items():
+        try:
+            tokenizer.render_images([{"role": "user", "content": [_part_of(images[digest])]}])
+        except DataError as error:
+            return _invalid(f"'{field}' cannot be read: {error}", field)
+        except ModelError:  # the chat template takes no such chat
+            continue
+    return None
 
 
 # --- images of recorded calls ----------------------------------------------------------------
@@ -273,8 +291,10 @@ def _with_bytes(part: Any, images: Mapping[str, Image]) -> Any:
     if not is_reference(part) or part["modality"] != "image":
         return part
     image = images.get(str(part.get("sha256")))
-    if image is None:
-        return None
+    return None if image is None else _part_of(image)
+
+
+def _part_of(image: Image) -> ImagePart:
     text = binascii.b2a_base64(image.data, newline=False).decode()
     return ImagePart.of(image, f"data:{image.media_type};base64,{text}", None)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
 
-from lightspan.errors import ConfigError, NotFoundError
-from lightspan.protocols.engine import ChatTokenizer, TokenEngine
+from lightspan.errors import ConfigError, DataError, NotFoundError
+from lightspan.protocols.engine import ChatTokenizer, ImageTokenizer, TokenEngine
 from lightspan.schema import semconv as c
 from lightspan.schema.images import Image, with_data
 from lightspan.schema.llm import LLM
@@ -40,7 +40,7 @@ from lightspan_gateway.dialects.openai_responses import ID_PREFIX, recorded_conv
 from lightspan_gateway.forks import Role
 from lightspan_gateway.generated_call import GeneratedCall
 from lightspan_gateway.grammars import GrammarCache
-from lightspan_gateway.images import ImageReader, with_bytes
+from lightspan_gateway.images import ImageReader, refused_image, with_bytes
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.openai_engine import OpenAIEngine
 from lightspan_gateway.prompt_rules import agent_of_prompt
@@ -130,19 +130,26 @@ class RequestHandler:
             await self._access.log.record_refusal(info, failure)
             raise
 
-    async def count(self, parse: Parse, request: web.Request) -> int:
+    async def count(self, api: str, parse: Parse, request: web.Request) -> int:
         """Count the tokens of a request's prompt; nothing is generated or recorded.
+
+        Args:
+            api: path of the API after `/v1/`.
+            parse: parser of its requests.
+            request: the request.
 
         Raises:
             ApiError: the request is refused.
         """
         session = await self._access.authenticate(request)
         body = await request_body.read_body(request)
-        body = body._replace(fields={**body.fields, "max_tokens": 1})
+        if api == "messages":  # where a call must have a limit, and a count has none
+            body = body._replace(fields={**body.fields, "max_tokens": 1})
         path, target = self._route(session, _agent_path(request), body)
         if target.route is Route.ENDPOINT:
             raise bad_request(f"agent {path!r} is frozen to an endpoint, which counts no tokens")
         info = self._call_info(request, session, body, path, target)
+        info.api = api
         engine = self._engine_for(info)
         tokenizer, images = _tokenizer(engine, info.policy), await self._read_images(info, engine)
         _, prompts = await request_body.to_thread_if_large(
@@ -258,7 +265,9 @@ class RequestHandler:
             stored = await self._access.images(wanted)
         last = [stored[digest] for digest in known if digest in stored]
         read = await self._images.read(info.body, kind, last if len(last) == len(known) else ())
-        info.images = {**stored, **{image.digest: image for image in read}}
+        info.images = {**stored, **{image.digest: image for _, image in read}}
+        for field, image in read:
+            info.image_fields.setdefault(image.digest, field)
         return info.images
 
     async def _proxied_call(
@@ -364,7 +373,7 @@ class RequestHandler:
             parent_id=None if parent_id == c.NO_PARENT else parent_id,
             trace_id=trace_id,
             start_ns=now_ns(),
-            api=request.rel_url.raw_path.rpartition("/v1/")[2].removesuffix("/count_tokens"),
+            api=request.rel_url.raw_path.rpartition("/v1/")[2],
             grace_s=self._relayed_s if is_relayed and not session.shared else 0.0,
         )
 
@@ -460,7 +469,13 @@ def _prepare(
     }
     if len(prompts) == request.count:
         return request, [prompts[number] for number in range(request.count)]
-    return request, request.prompts(tokenizer)
+    try:
+        return request, request.prompts(tokenizer)
+    except ApiError as error:
+        if not isinstance(error.__cause__, DataError):
+            raise
+        seeing = cast(ImageTokenizer, tokenizer)
+        raise refused_image(info.images, info.image_fields, seeing) or error from error.__cause__
 
 
 def _recorded_response(session: CallerSession, response_id: object) -> RecordedCall | None:

@@ -16,7 +16,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.redaction import clean_text
 from lightspan_gateway.access_policy import AccessPolicy
 from lightspan_gateway.api_errors import ApiError, bad_request, no_model, openai_error
-from lightspan_gateway.dialects import DIALECTS, Dialect
+from lightspan_gateway.dialects import COUNTS, DIALECTS, Dialect
 from lightspan_gateway.http_server import Handler, HttpServer
 from lightspan_gateway.limits import GatewayLimits
 from lightspan_gateway.request_handler import RequestHandler
@@ -69,7 +69,6 @@ class Server(HttpServer):
                 for path, make_document in self.access.documents().items()
             ),
         ]
-        messages = DIALECTS["messages"]
         for prefix in ("/v1", "/agents/{agent:.+}/v1"):
             routes += [
                 get(f"{prefix}/models", guarded(self._models)),
@@ -78,16 +77,21 @@ class Server(HttpServer):
                     post(f"{prefix}/{path}", guarded(partial(self._call, dialect), dialect))
                     for path, dialect in DIALECTS.items()
                 ),
-                post(f"{prefix}/messages/count_tokens", guarded(self._count, messages)),
+                *(
+                    post(f"{prefix}/{path}/{name}", guarded(partial(self._count, path), dialect))
+                    for path, name in COUNTS.items()
+                    for dialect in [DIALECTS[path]]
+                ),
             ]
         return [*routes, web.route("*", "/{path:.*}", guarded(self._not_found))]
 
     async def _call(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         return await deliver(request, await self._handler.call(dialect.parse, request), dialect)
 
-    async def _count(self, request: web.Request) -> web.StreamResponse:
-        parse = DIALECTS["messages"].parse
-        return _json({"input_tokens": await self._handler.count(parse, request)})
+    async def _count(self, api: str, request: web.Request) -> web.StreamResponse:
+        counted = {"input_tokens": await self._handler.count(api, DIALECTS[api].parse, request)}
+        named = {"object": "response.input_tokens"} if api == "responses" else {}
+        return _json({**named, **counted})
 
     async def _health(self, request: web.Request) -> web.Response:
         state = {"protocol": c.PROTOCOL_VERSION, "policies": self._handler.policies()}

@@ -68,7 +68,9 @@ def add(commands: Any) -> None:
         "--frozen", choices=["base", "shared"], help="weights that answer for all other agents"
     )
     parser.add_argument("--group-size", type=int, default=8, help="rollouts per task (8)")
-    parser.add_argument("--tasks-per-step", type=int, default=16, help="tasks per step (16)")
+    parser.add_argument(
+        "--tasks-per-step", type=int, default=16, help="tasks per step, at most all (16)"
+    )
     parser.add_argument("--steps", type=int, help="iterations (one epoch)")
     parser.add_argument("--runners", type=int, default=8, help="concurrent trials (8)")
     parser.add_argument(

@@ -17,12 +17,12 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from lightspan.errors import ConflictError, DataError, IllegalMoveError, NotFoundError
-from lightspan.lightning.episode import repeated_calls
 from lightspan.production.auto_attempts import task_of
 from lightspan.production.options import SERVICE_NAME, UNNAMED_SERVICE
 from lightspan.production.store_writer import attempt_write, write_pending
@@ -40,6 +40,7 @@ from lightspan.schema.routing import join_path
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.stores.protocol import Store
 from lightspan_otel.agent_names import Role, agent_name, role_of
+from lightspan_otel.normalize import MESSAGES
 from lightspan_otel.otlp import ReceivedSpan
 
 SENDER: Final = "opentelemetry"
@@ -247,9 +248,9 @@ def gathered(
     by_id = {span.span_id: span for span in spans}
     calls = [span for span in spans if span.kind is SpanKind.LLM]
     around = {call.span_id: _ancestors(call, by_id) for call in calls}
-    nested, repeated = repeated_calls(spans), _repeated(calls)
+    repeated = _nested(calls, around) | _repeated(calls)
     settled = [
-        _settled(span, around.get(span.span_id, ()), is_repeated=span.span_id in nested)
+        _settled(span, around.get(span.span_id, ()))
         for span in (s.replace(kind=SpanKind.CHAIN) if s.span_id in repeated else s for s in spans)
     ]
     entries = [span for span in spans if span.parent_id not in by_id]
@@ -270,6 +271,30 @@ def _ancestors(span: Span, by_id: Mapping[str, Span]) -> list[Span]:
         visited.add(outer.span_id)
         outer = by_id.get(outer.parent_id or "")
     return ancestors
+
+
+def _nested(calls: Sequence[Span], around: Mapping[str, Sequence[Span]]) -> set[str]:
+    """Return the ids of spans that repeat the call of a span inside or around them.
+
+    Of nested spans the innermost is the call, because libraries wrap clients. A span without
+    messages is the call only if none around it has some. A call in an agent or a tool is another
+    call than the one around that agent or tool.
+
+    Args:
+        calls: the spans of model calls.
+        around: id of such a span → the enclosing spans, innermost first.
+    """
+    nodes = (SpanKind.AGENT, SpanKind.TOOL)
+    outer: dict[str, list[str]] = {}
+    for call in calls:
+        inner = takewhile(lambda span: span.kind not in nodes, around[call.span_id])
+        outer[call.span_id] = [span.span_id for span in inner if span.kind is SpanKind.LLM]
+    full = {call.span_id for call in calls if call.attributes.keys() & MESSAGES}
+    repeated = {each for key in full for each in outer[key]}
+    for key in outer.keys() - full:
+        has_wrapper = any(each in full and each not in repeated for each in outer[key])
+        repeated |= {key} if has_wrapper else set(outer[key])
+    return repeated
 
 
 def _repeated(calls: Sequence[Span]) -> set[str]:
@@ -312,10 +337,8 @@ def _agents(ancestors: Sequence[Span]) -> tuple[str, ...]:
     return tuple(names[:_MAX_DEPTH])
 
 
-def _settled(span: Span, ancestors: Sequence[Span], *, is_repeated: bool) -> Span:
+def _settled(span: Span, ancestors: Sequence[Span]) -> Span:
     attributes = dict(span.attributes)
-    if is_repeated:
-        attributes.pop(c.CALL_ID, None)
     if span.kind is SpanKind.LLM and c.AGENT_PATH not in attributes:
         names = _agents(ancestors)
         if names:

@@ -32,7 +32,7 @@ from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, SpanSt
 from lightspan.schema.token_records import CallOutcome
 from lightspan_otel.agent_names import Role
 from lightspan_otel.convert import from_otel
-from lightspan_otel.normalize import INPUTS, bounded, loaded, normalized
+from lightspan_otel.normalize import INPUTS, MESSAGES, bounded, loaded, normalized
 from lightspan_otel.open_spans import (
     NAME,
     MessageContent,
@@ -53,7 +53,6 @@ _CALL_ATTRIBUTES: Final = frozenset(
     }
 )
 """Attributes that are recorded of a call, as SDK patches do. Other attributes repeat them."""
-_MESSAGES: Final = {c.INPUT_MESSAGES, c.OUTPUT_MESSAGES}
 _CONTENT_ATTRIBUTES: Final = {
     SpanKind.TOOL: frozenset({c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT}),
     SpanKind.AGENT: frozenset({c.OPERATION_INPUT, c.OPERATION_OUTPUT}),
@@ -148,7 +147,7 @@ def read(open_span: OpenSpan, span: ReadableSpan) -> None:
                 found: dict[str, Image] = {}
                 with images_into(found):
                     call = normalized(from_otel(span))
-                if open_span.is_in_call and not call.attributes.keys() & _MESSAGES:
+                if open_span.is_in_call and not call.attributes.keys() & MESSAGES:
                     return  # the span around it may have messages
                 _record(open_span, agent, call, found)
         elif kind in _CONTENT_ATTRIBUTES:

@@ -24,6 +24,9 @@ _OPENINFERENCE: Final = {
     c.INPUT_MESSAGES: "llm.input_messages",
     c.OUTPUT_MESSAGES: "llm.output_messages",
 }
+MESSAGES: Final = {c.INPUT_MESSAGES, c.OUTPUT_MESSAGES}
+"""Attributes of which a model call has one, unless its span is without content."""
+_OPENINFERENCE_REASON: Final = "llm.finish_reason"
 _OPENLLMETRY: Final = {c.INPUT_MESSAGES: "gen_ai.prompt", c.OUTPUT_MESSAGES: "gen_ai.completion"}
 INPUTS: Final = ("input.value", "traceloop.entity.input")
 """Attributes that may hold the input of an agent, a tool or another operation."""
@@ -177,6 +180,8 @@ def _reasons(attributes: AttributeMap) -> list[str]:
         messages = loaded(attributes[c.OUTPUT_MESSAGES])
         answers = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     reasons = [str(answer["finish_reason"]) for answer in answers if answer.get("finish_reason")]
+    if not reasons and (only := attributes.get(_OPENINFERENCE_REASON)):
+        return [str(only)]
     return reasons if len(reasons) == len(answers) else []
 
 

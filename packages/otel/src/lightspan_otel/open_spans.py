@@ -457,6 +457,10 @@ _Origin = OpenSpan | None | str
 _HERE: Final = "here"
 _inside: Final[ContextVar[_Origin]] = ContextVar("lightspan_otel_inside", default=_HERE)
 """Span from which agents are resolved; `_HERE` for the current span."""
+submitted_in: Final[ContextVar[OpenSpan | None]] = ContextVar(
+    "lightspan_otel_submitted", default=None
+)
+"""Span in which the work of the current thread was submitted to a pool (`pools`)."""
 
 
 def register(span: trace.Span, open_span: OpenSpan) -> None:
@@ -490,7 +494,8 @@ def open_span_in(context: Context | None = None) -> OpenSpan | None:
     make an agent's span current in a generator's first step. A server may run the next steps in
     other threads, where that span is not current. So the agents of generators on the call stack are
     used if the current span is not inside them. Between the steps, the span may still be current in
-    the thread, although the generator is paused. Then it is skipped.
+    the thread, although the generator is paused. Then it is skipped. In work of a pool without a
+    current span, the span that submitted the work is used (`pools`).
 
     Args:
         context: OpenTelemetry's context with the current span; None for the current context.
@@ -512,7 +517,10 @@ def open_span_in(context: Context | None = None) -> OpenSpan | None:
             break
     if held and held[0] not in around:
         return held[0]
-    return around[0] if around else None
+    if around:
+        return around[0]
+    submitter = submitted_in.get()
+    return submitter if submitter is None or not submitter.ended else submitter.above
 
 
 def _agents_of(generator: FrameType) -> Iterator[OpenSpan]:

@@ -24,6 +24,7 @@ from lightspan.capture.adapter import add_capture_error
 from lightspan.capture.context import AgentContext, Frame
 from lightspan.capture.recorder import Recorder
 from lightspan.schema.routing import AgentPaths
+from lightspan_otel import pools
 from lightspan_otel.frameworks import Switch
 from lightspan_otel.open_spans import (
     NAME,
@@ -219,7 +220,8 @@ def agents() -> AgentPaths:
 
 # --- installing -----------------------------------------------------------------------------
 def install() -> None:
-    """Register the resolver and the call listener; idempotent."""
+    """Register the resolver and the call listener, and patch pools; idempotent."""
+    pools.install()
     context.register_resolver(resolve, first=True)
     context.add_call_listener(note_call)
     if _observe not in state.entry_listeners:
@@ -228,6 +230,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Undo `install`."""
+    pools.uninstall()
     _paths.clear()
     context.unregister_resolver(resolve)
     context.remove_call_listener(note_call)

@@ -34,7 +34,7 @@ from lightspan_programs.command import (
 )
 from lightspan_programs.execution import Execution, execute
 from lightspan_programs.process import Watchdog, guarding
-from lightspan_programs.reward import failure, reward_by_last_line
+from lightspan_programs.reward import PROGRAM, failure, reward_by_last_line
 from lightspan_programs.specs import (
     PLACEHOLDERS,
     ProgramSpec,
@@ -50,6 +50,11 @@ _NOT_STARTED: Final = (125, 126, 127)
 """Exit statuses of docker and podman, of shells and of `env` for a program that did not start."""
 _NO_SANDBOX: Final = 125
 """Exit status of docker and podman if the container did not start."""
+_BUBBLEWRAP: Final = "bwrap: "
+"""Start of bubblewrap's line on stderr if it, or the program in it, did not start. The status is 1
+in both cases."""
+_SETUP: Final = "the setup"
+_VERIFIER: Final = "the verifier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +75,10 @@ class CodingAgent(Program):
     `env`. It has no other variable of the runner, so none of its keys. The verifier's has neither
     the endpoint nor the key, and another empty HOME.
 
-    With `reward="exit"` status 0 of the verifier is 1.0, and any other 0.0. Statuses 125 to 127 are
-    errors, because the verifier, or its container, did not start. With `reward="last_line"` the
-    last line of its stdout is the reward, as with `Command`. The program's own exit status is
-    recorded, and is no reward.
+    With `reward="exit"` status 0 of the verifier is 1.0, and any other 0.0. Statuses 125 to 127,
+    and 1 after an error of bubblewrap, are errors: the verifier, or its sandbox, did not start.
+    With `reward="last_line"` the last line of its stdout is the reward, as with `Command`. The
+    program's own exit status is recorded, and is no reward.
 
     The side calls that a program is known for, such as titles of sessions, are agents of their own
     (`ProgramSpec.agents`). All others belong to the agent `app`: `optimize="app"` trains the main
@@ -293,13 +298,13 @@ class _Attempt:
         """
         done = await self._run_plainly("setup", self._app.setup)
         if done.ended.status != 0:
-            raise failure(done.ended, done.stderr)
+            raise failure(done.ended, done.stderr, _SETUP)
 
     async def run(self, instruction: str, scope: AttemptContext | None, model: str) -> None:
         """Run the program.
 
         Raises:
-            ProgramError: it could not start, or ran too long.
+            ProgramError: it could not start, or ran too long, or a protected path does not exist.
         """
         spec, home = self._app.spec, self._home("home")
         await asyncio.to_thread(self._keep)
@@ -312,7 +317,7 @@ class _Attempt:
             (home / path).write_text(fill(text, values), "utf-8")
         arguments = [fill(text, values) for text in spec.arguments] + list(self._app.arguments)
         done = await self._execute(self._app.name, self._sandboxed(arguments, values), env)
-        _check_started(done, bool(self._app.sandbox))
+        self._check_started(done, PROGRAM)
 
     async def verify(self) -> Any:
         """Restore what is protected, run the verifier, and return the reward.
@@ -322,10 +327,10 @@ class _Attempt:
         """
         await asyncio.to_thread(self._restore)
         done = await self._run_plainly("verify", self._app.verify, is_sandboxed=True)
-        _check_started(done, bool(self._app.sandbox))
+        self._check_started(done, _VERIFIER)
         if self._app.reward == "exit":
             return float(done.ended.status == 0)
-        return reward_by_last_line(done.ended, done.stdout, done.stderr)
+        return reward_by_last_line(done.ended, done.stdout, done.stderr, what=_VERIFIER)
 
     async def _run_plainly(
         self, name: str, arguments: Sequence[str], *, is_sandboxed: bool = False
@@ -340,13 +345,14 @@ class _Attempt:
             arguments = self._sandboxed(arguments, values)
         # in HOME, which a sandbox shows
         with task_file(self._task, home) as variables:
-            return await self._execute(name, arguments, env | variables)
+            what = {"setup": _SETUP, "verify": _VERIFIER}[name]
+            return await self._execute(name, arguments, env | variables, what)
 
     def _sandboxed(self, arguments: Sequence[str], values: Mapping[str, str]) -> list[str]:
         return [*(fill(text, values) for text in self._app.sandbox), *arguments]
 
     async def _execute(
-        self, name: str, arguments: Sequence[str], env: Mapping[str, str]
+        self, name: str, arguments: Sequence[str], env: Mapping[str, str], what: str = PROGRAM
     ) -> Execution:
         return await execute(
             arguments,
@@ -355,7 +361,24 @@ class _Attempt:
             cwd=str(self._workspace),
             timeout_s=self._app.timeout_s,
             name=name,
+            what=what,
         )
+
+    def _check_started(self, done: Execution, what: str) -> None:
+        """Raise an error if a program, or its sandbox, did not start, or if a signal ended it.
+
+        Raises:
+            ProgramError: that is so. A sandbox that did not start is `Outcome.INFRASTRUCTURE`.
+        """
+        status, sandbox = done.ended.status, self._app.sandbox
+        text = done.stderr.strip().rpartition("\n")[2]
+        is_refused = bool(sandbox) and status == 1 and text.startswith(_BUBBLEWRAP)
+        if status < 0 or status in _NOT_STARTED or is_refused:
+            error = failure(done.ended, done.stderr, what)
+            has_sandbox = text.startswith(f"{_BUBBLEWRAP}execvp ")  # the program is missing
+            if sandbox and (status == _NO_SANDBOX or (is_refused and not has_sandbox)):
+                error.outcome = Outcome.INFRASTRUCTURE
+            raise error
 
     def _home(self, name: str) -> Path:
         """Make an empty HOME, with a folder for temporary files."""
@@ -364,8 +387,17 @@ class _Attempt:
         return home
 
     def _keep(self) -> None:
-        """Copy what is protected."""
+        """Copy what is protected.
+
+        Raises:
+            ProgramError: the workspace does not have it.
+        """
         for path in self._app.protected:
+            if not os.path.lexists(self._workspace / path):
+                raise ProgramError(
+                    f"protected={path!r}: the workspace has no such file or folder; give its path "
+                    "in the workspace, without wildcards"
+                )
             _copy(self._workspace / path, self._folder / "protected" / path)
 
     def _restore(self) -> None:
@@ -395,17 +427,3 @@ def _copy(source: Path, place: Path) -> None:
         shutil.copytree(source, place, symlinks=True)
     elif source.exists() or source.is_symlink():
         shutil.copy2(source, place, follow_symlinks=False)
-
-
-def _check_started(done: Execution, is_sandboxed: bool) -> None:
-    """Raise an error if a program, or its sandbox, did not start, or if a signal ended it.
-
-    Raises:
-        ProgramError: that is so. A container that did not start is `Outcome.INFRASTRUCTURE`.
-    """
-    status = done.ended.status
-    if status < 0 or status in _NOT_STARTED:
-        error = failure(done.ended, done.stderr)
-        if is_sandboxed and status == _NO_SANDBOX:
-            error.outcome = Outcome.INFRASTRUCTURE
-        raise error

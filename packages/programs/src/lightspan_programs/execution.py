@@ -12,7 +12,7 @@ from lightspan.schema import semconv as c
 from lightspan.schema.records import Outcome
 from lightspan.schema.spans import Attributes, SpanKind, SpanStatus, now_ns
 from lightspan_programs.process import Ended, Tail, Watchdog, run_program
-from lightspan_programs.reward import failure, printable, without_secrets
+from lightspan_programs.reward import PROGRAM, failure, printable, without_secrets
 
 
 class Execution(NamedTuple):
@@ -32,6 +32,7 @@ async def execute(
     cwd: str | None,
     timeout_s: float | None,
     name: str = "",
+    what: str = PROGRAM,
 ) -> Execution:
     """Run a program until it ends, and add its span to the attempt.
 
@@ -42,6 +43,7 @@ async def execute(
         cwd: the program's working folder; None for that of this process.
         timeout_s: seconds that the program may run; None for no limit.
         name: name of the span; "" for that of the program.
+        what: the program, for error messages.
 
     Raises:
         ProgramError: the program could not start, or ran too long.
@@ -62,21 +64,23 @@ async def execute(
         )
     except OSError as error:
         raise ProgramError(
-            f"the program {arguments[0]!r} could not be started: {error}", Outcome.INFRASTRUCTURE
+            f"{what} {arguments[0]!r} could not be started: {error}", Outcome.INFRASTRUCTURE
         ) from error
     finally:
         output = [printable(stdout, secret), printable(stderr, secret)]
         if agent is not None:
             shown = [without_secrets(secret, argument) for argument in arguments]
-            _record(agent, name or Path(arguments[0]).name, shown, start_ns, ended, *output)
+            label = name or Path(arguments[0]).name
+            _record(agent, label, what, shown, start_ns, ended, *output)
     if ended.timed_out:
-        raise ProgramError(f"the program ran longer than {timeout_s:g} s", Outcome.TIMEOUT)
+        raise ProgramError(f"{what} ran longer than {timeout_s:g} s", Outcome.TIMEOUT)
     return Execution(ended, stdout, output[1])
 
 
 def _record(
     agent: AgentContext,
     name: str,
+    what: str,
     arguments: Sequence[str],
     start_ns: int,
     ended: Ended | None,
@@ -88,6 +92,7 @@ def _record(
     Args:
         agent: context in which the program was run.
         name: name of the program.
+        what: the program, for the status message.
         arguments: the program and its arguments, without keys.
         start_ns: start, nanoseconds since the epoch.
         ended: end of the program; None if it was stopped or could not start.
@@ -102,7 +107,7 @@ def _record(
     message = "it was stopped"
     if ended is not None:
         attributes[c.COMMAND_STATUS] = ended.status
-        message = "it ran too long" if ended.timed_out else str(failure(ended, stderr))
+        message = "it ran too long" if ended.timed_out else str(failure(ended, stderr, what))
     is_ok = ended is not None and ended.status == 0
     span = make_span(
         agent,

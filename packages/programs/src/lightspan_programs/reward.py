@@ -19,6 +19,7 @@ _NUMBER: Final = re.compile(
     r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE
 )
 _ERROR: Final = re.compile(r"(?=\S).*(?:error|exception|panic|fatal)", re.IGNORECASE)
+PROGRAM: Final = "the program"
 _MAX_QUOTE_LENGTH: Final = 200
 """Maximum number of characters of a quoted line in an error message."""
 _HINT: Final = "write a number, or a JSON object of named numbers, as the last line of stdout"
@@ -39,7 +40,9 @@ def reward_by_exit(ended: Ended, stderr: str) -> float:
     raise failure(ended, stderr)
 
 
-def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "") -> Any:
+def reward_by_last_line(
+    ended: Ended, stdout: Tail, stderr: str, secret: str = "", what: str = PROGRAM
+) -> Any:
     """Return the value in the last non-blank line of stdout, which `parse_reward` accepts.
 
     Args:
@@ -47,19 +50,20 @@ def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "
         stdout: the last bytes of stdout.
         stderr: printable text of stderr, for error messages.
         secret: the call token, which is left out of error messages; empty without one.
+        what: the program, for error messages.
 
     Raises:
         ProgramError: the exit status is not 0, stdout has no such line, the line is too long, or it
             is not a reward.
     """
     if ended.status != 0:
-        raise failure(ended, stderr)
+        raise failure(ended, stderr, what)
     line = last_line(stdout)
     if line is None:
-        raise _no_reward(f"the program wrote no line to stdout: {_HINT}")
+        raise _no_reward(f"{what} wrote no line to stdout: {_HINT}")
     if line == "":
         raise _no_reward(
-            f"the last line of the program's output is longer than {KEPT_BYTES} bytes: {_HINT}"
+            f"the last line of {what}'s output is longer than {KEPT_BYTES} bytes: {_HINT}"
         )
     try:
         value = _value(line)
@@ -67,7 +71,7 @@ def reward_by_last_line(ended: Ended, stdout: Tail, stderr: str, secret: str = "
     except RewardError as error:
         quoted = shortened(without_secrets(secret, line))
         reason = without_secrets(secret, str(error))
-        raise _no_reward(f"the program's last line {quoted!r}: {reason}") from error
+        raise _no_reward(f"{what}'s last line {quoted!r}: {reason}") from error
     return value
 
 
@@ -94,18 +98,19 @@ def _value(line: str) -> Any:
         raise RewardError(f"that is no reward; {_HINT}") from error
 
 
-def failure(ended: Ended, stderr: str) -> ProgramError:
+def failure(ended: Ended, stderr: str, what: str = PROGRAM) -> ProgramError:
     """Return the error for a program that failed, with the last error message in `stderr`.
 
     Args:
         ended: how the program ended.
         stderr: printable text of stderr; empty without any.
+        what: the program, for the message.
     """
     how = f"ended with exit status {ended.status}"
     if ended.status < 0:
         how = f"was ended by {signal_name(-ended.status) or f'signal {-ended.status}'}"
     reason = last_error(stderr)
-    return ProgramError(f"the program {how}" + (f": {shortened(reason)}" if reason else ""))
+    return ProgramError(f"{what} {how}" + (f": {shortened(reason)}" if reason else ""))
 
 
 def last_error(stderr: str) -> str:

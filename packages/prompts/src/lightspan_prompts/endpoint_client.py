@@ -17,6 +17,7 @@ from lightspan.errors import EngineError, how_to_install
 from lightspan.schema.images import ImageReader
 from lightspan.schema.llm import LLM
 from lightspan.schema.redaction import clean_text
+from lightspan_prompts.transcript import IMAGE_REFERENCE
 
 if TYPE_CHECKING:
     import openai
@@ -198,13 +199,12 @@ class EndpointClient:
         return EngineError(f"{self._where} failed: {type(error).__name__}: {message}{remedy}")
 
 
-_REFERENCE: Final = re.compile(r'\{[^{}]*"modality": "image"[^{}]*\}')
 _DIGEST: Final = re.compile(r'"sha256": "([0-9a-f]{64})"')
 
 
 def image_digests(text: str) -> list[str]:
     """Return the digests of the images to which a text refers (`schema.media`), each once."""
-    references = (_DIGEST.search(match[0]) for match in _REFERENCE.finditer(text))
+    references = (_DIGEST.search(match[0]) for match in IMAGE_REFERENCE.finditer(text))
     return list(dict.fromkeys(match[1] for match in references if match is not None))
 
 

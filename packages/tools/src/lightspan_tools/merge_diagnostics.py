@@ -18,8 +18,9 @@ else if the earlier call's answer is among its messages. Of several such calls, 
 longest prefix counts, then one whose answer comes next, then the latest.
 
 The cause of a break (`Cause`) is that of the first differing token. If it stands for different
-images in both sequences, it is `IMAGE`; the ids may be equal. If the texts of both sequences agree
-up to the end of the differing tokens, it is `RETOKENISATION`. Otherwise it is what the app changed
+images in both sequences, it is `IMAGE`; the ids may be equal. If it is a special token inside the
+answer, it is `SPECIAL`: the app got a text without it. If the texts of both sequences agree up to
+the end of the differing tokens, it is `RETOKENISATION`. Otherwise it is what the app changed
 first: its tools, a message or the answer. If it changed nothing, the chat template renders the past
 differently: without its thoughts, with other arguments' text, or in another way.
 
@@ -75,6 +76,9 @@ class Cause(StrEnum):
     """The app or the template wrote the arguments of a tool call in another way."""
     THOUGHTS = "dropped thoughts"
     """The app or the template left out thoughts (`<think>…</think>`)."""
+    SPECIAL = "special token"
+    """The model sampled a special token inside its answer, such as the placeholder of an image.
+    Texts leave such tokens out."""
     TEMPLATE = "template"
     """The template renders the past differently in another way, such as without white space."""
     RETOKENISATION = "retokenisation"
@@ -90,6 +94,8 @@ _DATES: Final = re.compile(
     r"(?:\s\d\d?\b)?(?:,?\s\d{4})?|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\b"
 )
 """Dates and times, whole or in parts."""
+_SPECIAL: Final = re.compile(r"<(?!/?think>)[^<>\s]+>")
+"""Text of a special token; thoughts have a cause of their own."""
 
 
 class Relation(StrEnum):
@@ -340,6 +346,9 @@ def _break(
     old, new = (_image_at(each.record, place) for each in (previous, following))
     if old is not None and new is not None:
         cause, detail = Cause.IMAGE, _difference_of(old, new)
+    elif len(prompt_ids) <= place < len(expected) - 1 and _is_left_out(token(expected), before):
+        cause = Cause.SPECIAL
+        detail = f"the model sampled the special token {token(expected)}, which texts leave out"
     elif where == "shorter" or old or new or left != right or len(left) != length:
         change = _change(before, after)
         sampled = expected[len(prompt_ids) : max(place, len(prompt_ids))]
@@ -361,6 +370,14 @@ def _break(
         before=text(expected, 0),
         repeated=len(expected),
     )
+
+
+def _is_left_out(token: str, exchange: CallMessages) -> bool:
+    """Return whether a token of an answer is a special token that the app did not get."""
+    answer = exchange.answer
+    if answer is None or answer.calls:  # markers of calls are left out too
+        return False
+    return _SPECIAL.fullmatch(token) is not None and token not in answer.text
 
 
 def _numbers(key: bytes) -> Sequence[int]:

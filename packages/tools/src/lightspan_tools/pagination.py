@@ -137,7 +137,17 @@ def _select(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
         return list(rows[-number:])
     if page.sort == "agent":
         return sorted(rows, key=lambda row: sorted(row.agents))[:number]
-    return sorted(rows, key=lambda row: (row.reward is not None, row.reward or 0.0))[:number]
+    return sorted(rows, key=_reward_order)[:number]
+
+
+def _reward_order(row: TableRow) -> tuple[bool, float]:
+    """Return a sort key: rewards in ascending order.
+
+    A rollout of a training without a reward has gone wrong, and comes first. An attempt of
+    production without one is merely unrated, and comes last.
+    """
+    is_production = row.columns.service is not None
+    return (row.reward is None) is is_production, row.reward or 0.0
 
 
 def short_ids(ids: Collection[str], wanted: Collection[str] | None = None) -> dict[str, str]:

@@ -79,6 +79,16 @@ def test_the_loss_is_that_of_transformers_with_pixels(tmp_path: Path, family: Vi
         assert result.losses == expected
 
 
+def test_an_image_that_the_model_cannot_take_is_named(tmp_path: Path) -> None:
+    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    answer = {"role": "assistant", "content": "red"}
+    demos = [[*image_chat(picture(size=size)), answer] for size in ((84, 56), (2_000, 4))]
+    with pytest.raises(
+        DataError, match=r"^demonstrations\[1\]: image .* of 2000 by 4 pixels .* 200"
+    ):
+        SFT(str(folder), learning_rate=1e-3).fit(demos, tmp_path / "run")
+
+
 def test_token_ids_without_their_images_are_refused(tmp_path: Path) -> None:
     """Check the ids of an exported call, whose placeholders would be imitated as texts."""
     folder = tiny_seeing_model(tmp_path / "model", seed=1)

@@ -25,6 +25,7 @@ from lightspan_testing.tiny_vision import (
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.vision.features import Vision
+from lightspan_torch.vision.processor import decoded
 from lightspan_torch.vision.tokenizer import SeeingTokenizer
 
 NAMES = {
@@ -113,9 +114,9 @@ def test_ids_and_pixels_are_those_of_transformers(family: VisionFamily, folders:
     assert sum(image.length for image in images) == ids.count(tokenizer.images.image_id)
 
 
-def jpeg(image: Any, **options: Any) -> bytes:
+def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -126,11 +127,11 @@ def test_orientation_and_transparency(tokenizer: SeeingTokenizer) -> None:
     wide = Pillow.open(io.BytesIO(picture())).convert("RGB")
     exif = Pillow.Exif()
     exif[0x0112] = 6
-    turned = jpeg(wide, format="PNG", exif=exif)
-    upright = jpeg(wide.rotate(-90, expand=True), format="PNG")
+    turned = encoded(wide, exif=exif)
+    upright = encoded(wide.rotate(-90, expand=True))
     clear = Pillow.new("RGBA", wide.size, (0, 0, 0, 0))
     white = Pillow.new("RGB", wide.size, "white")
-    pairs = [(turned, upright), (jpeg(clear, format="PNG"), jpeg(white, format="PNG"))]
+    pairs = [(turned, upright), (encoded(clear), encoded(white))]
     for first, second in pairs:
         a, b = (tokenizer.images.prepare(Image.of(x, "").digest, x) for x in (first, second))
         assert a.grid == b.grid
@@ -138,12 +139,53 @@ def test_orientation_and_transparency(tokenizer: SeeingTokenizer) -> None:
     assert tokenizer.render_images(image_chat(turned))[1][0].grid == (6, 4)
 
 
+def test_grey_of_16_bits_keeps_its_shades() -> None:
+    """A scan of grey paper with dark ink is not a white page."""
+    from PIL import Image as Pillow
+
+    paper = np.full((4, 6), 50_000, np.uint16)
+    paper[1], paper[2, :3] = 9_000, 300
+    shades = [[195] * 6, [35] * 6, [1] * 3 + [195] * 3, [195] * 6]
+    scan = Pillow.fromarray(paper)
+    for data in (encoded(scan), encoded(scan, "TIFF"), encoded(scan.convert("I"), "TIFF")):
+        image = decoded("0" * 64, data)
+        assert image.mode == "RGB"
+        assert np.asarray(image)[..., 0].tolist() == shades
+    clear = np.asarray(decoded("0" * 64, encoded(scan, transparency=9_000)))
+    assert clear[..., 1].tolist() == [shades[0], [255] * 6, shades[2], shades[3]]
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "P transparent", "RGB", "RGBA", "CMYK", "YCbCr", "turned"]
+)
+def test_modes_become_the_pixels_of_transformers(mode: str) -> None:
+    from PIL import Image as Pillow, ImageOps
+    from transformers.image_transforms import convert_to_rgb
+
+    whole = Pillow.effect_mandelbrot((40, 30), (-2, -1, 1, 1), 20).convert("RGB")
+    whole.paste("red", (5, 5, 20, 10))
+    whole.putalpha(Pillow.linear_gradient("L").resize(whole.size))
+    exif = Pillow.Exif()
+    exif[0x0112] = 8
+    data = {
+        "P transparent": lambda: encoded(whole.convert("P"), transparency=0),
+        "CMYK": lambda: encoded(whole.convert("RGB").convert("CMYK"), "JPEG"),
+        "YCbCr": lambda: encoded(whole.convert("RGB").convert("YCbCr"), "JPEG"),
+        "turned": lambda: encoded(whole.convert("RGB"), "JPEG", exif=exif),
+    }.get(
+        mode, lambda: encoded((whole if mode.endswith("A") else whole.convert("RGB")).convert(mode))
+    )()
+    opened: Any = ImageOps.exif_transpose(Pillow.open(io.BytesIO(data)))
+    expected = convert_to_rgb(opened, return_numpy=True)
+    assert np.array_equal(np.asarray(decoded("0" * 64, data)), expected)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"no image", "cannot be decoded"),
         (picture()[:-60], "cannot be decoded"),
-        (picture(size=(4000, 10)), "aspect ratio"),
+        (picture(size=(4000, 10)), "aspect ratio .* got 400.0: crop it, pad it or split it"),
     ],
 )
 def test_damaged_images_are_named(tokenizer: SeeingTokenizer, data: bytes, message: str) -> None:

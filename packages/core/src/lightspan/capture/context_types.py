@@ -158,7 +158,7 @@ Resolver = Callable[[AgentContext], AgentContext | None]
 """A function that returns the context of the acting agent, given the context of the pushed frames.
 None if it does not know the agent."""
 
-CallEnd = Callable[[bool], None]
+CallEnd = Callable[[bool], object]
 """A function that is called once when a model call ends. Its argument is whether the call was
 answered. A call that the app abandoned in the middle of its answer counts as answered."""
 

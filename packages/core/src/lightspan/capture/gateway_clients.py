@@ -10,22 +10,20 @@ import asyncio
 import atexit
 import ssl
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Any
 
 from lightspan.capture._globals import state
 from lightspan.capture.sdks import OPENAI, Sdk
 
-_MARK: Final = "_lightspan_clean"
-
 
 def is_clean(client: Any) -> bool:
     """Return whether a client is lightspan's own, which `mark_clean` has marked."""
-    return getattr(client, _MARK, False)
+    return getattr(client, "_lightspan_clean", False)
 
 
 def mark_clean(client: Any) -> None:
     """Mark a client as lightspan's own: its calls are neither recorded nor redirected."""
-    setattr(client, _MARK, True)
+    client._lightspan_clean = True
 
 
 def sync_client(sdk: Sdk, origin: str) -> Any:

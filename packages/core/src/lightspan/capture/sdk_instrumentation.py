@@ -22,15 +22,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from lightspan.capture import gateway_clients, prompt_overrides
+from lightspan.capture import context, gateway_clients, prompt_overrides
 from lightspan.capture._globals import state
 from lightspan.capture.call_errors import is_unreachable
 from lightspan.capture.context import current_context, make_span, notify_call_start, start_attempt
@@ -75,15 +77,9 @@ def install() -> None:
     Raises:
         Exception: an imported SDK cannot be wrapped; the other SDK is wrapped all the same.
     """
-    with state.lock:
-        failed: Exception | None = None
-        for sdk in SDKS:
-            try:
-                _wrap_now_or_later(sdk)
-            except Exception as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+    with state.lock, ExitStack() as stack:  # which calls all, and raises the last error
+        for sdk in reversed(SDKS):
+            stack.callback(_wrap_now_or_later, sdk)
 
 
 def _wrap_now_or_later(sdk: Sdk) -> None:
@@ -212,8 +208,11 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
     if gateway_clients.is_clean(client) or (current is None and "runner" not in state.carriers):
         return None
     try:
-        if str(options.method).lower() != "post" or _model_path(sdk, options) is None:
+        url = _model_path(sdk, options)
+        if str(options.method).lower() != "post" or url is None:
             return None
+        if url in sdk.counts:
+            return _count(sdk, client)
         if current is None:
             check_call(None)
             return None
@@ -221,20 +220,17 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
         check_call(current)
         notify_end = notify_call_start(current)
         add_client_key(getattr(client, "api_key", None))
-        address = getattr(client, "base_url", None)
-        path, body = current.path, _body(options)
-        target = _target(current, path, address)
+        target, body = _target(current, client.base_url), _body(sdk, options)
         reading = reading_of(current, body)
         if reading is None and target.route is Route.APP and not current.scope.recorder.keeps:
             return None
         return SdkCall(
             sdk=sdk,
             context=current,
-            path=path,
             target=target,
             call_id=current.scope.recorder.new_call_id(),
             body=body,
-            address=address,
+            address=client.base_url,
             notify_end=notify_end,
             reading=reading,
             attempt=attempt,
@@ -249,7 +245,19 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
         return None
 
 
-def _target(current: AgentContext, path: str, address: Any) -> Target:
+def _count(sdk: Sdk, client: Any) -> SdkCall | None:
+    """Return the redirection of a request that counts a prompt's tokens; it is not recorded.
+
+    None if it goes where the app sends it. Providers and endpoints have tokenizers of their own.
+    """
+    current = context.current_agent()
+    target = _target(current, client.base_url) if current else Target(route=Route.APP)
+    if current is None or target.route in (Route.APP, Route.ENDPOINT):
+        return None
+    return SdkCall(sdk=sdk, context=current, target=target, call_id="count", has_ended=True)
+
+
+def _target(current: AgentContext, address: Any) -> Target:
     """Return where a model call goes: to a policy, to another endpoint, or where the app sends it.
 
     If the attempt has `follows_urls`, only calls to the gateway's URL are routed. Other calls go
@@ -257,13 +265,12 @@ def _target(current: AgentContext, path: str, address: Any) -> Target:
 
     Args:
         current: context of the calling agent.
-        path: path of the calling agent.
         address: base URL of the app's client.
     """
     routing, gateway = current.scope.routing, current.scope.gateway_url
     if current.scope.follows_urls and gateway and not f"{address}/".startswith(f"{gateway}/"):
         return Target(route=Route.APP)
-    return routing.target(path)
+    return routing.target(current.path)
 
 
 def _model_path(sdk: Sdk, options: Any) -> str | None:
@@ -271,14 +278,16 @@ def _model_path(sdk: Sdk, options: Any) -> str | None:
     return sdk.path(path.partition("#")[0])
 
 
-def _body(options: Any) -> dict[str, Any]:
+def _body(sdk: Sdk, options: Any) -> dict[str, Any]:
+    # The newest SDKs read files and iterators when they send. They can be read once, and the body
+    # that is recorded must be the one that is sent.
+    prepare = getattr(sys.modules.get(f"{sdk.name}._base_client"), "prepare_request_data", None)
+    if prepare is not None:
+        options.json_data = prepare(options.json_data, location="body")
     data = options.json_data
     if data is None and isinstance(content := getattr(options, "content", None), bytes):
         data = json.loads(content)
-    body = dict(data) if isinstance(data, MAPPING) else {}
-    if options.extra_json:
-        body.update(options.extra_json)
-    return body
+    return {**(data if isinstance(data, MAPPING) else {}), **(options.extra_json or {})}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -290,23 +299,22 @@ class SdkCall:
 
     sdk: Sdk
     context: AgentContext
-    path: str
-    """Path of the acting agent."""
     target: Target
     call_id: str
-    body: dict[str, Any]
+    body: dict[str, Any] = field(default_factory=dict)
     start_ns: int = field(default_factory=now_ns)
-    address: Any
+    address: Any = None
     """Base URL of the app's client."""
-    notify_end: CallEnd
+    notify_end: CallEnd = bool
     """Function to call at the end of the call (`context.notify_call_start`)."""
-    reading: Reading | None
+    reading: Reading | None = None
     """The request's instructions, and the instructions to send instead. None if the agent's
     instructions are neither recorded nor replaced."""
-    attempt: AttemptHandle | None
+    attempt: AttemptHandle | None = None
     """The attempt that was opened for this call alone; None if the call belongs to a larger
     attempt."""
     has_ended: bool = False
+    """Whether the call is recorded. True from the start for a request that counts tokens."""
     repeats: int = 0
     """How often the SDK has sent the request again."""
     unparsed: Any = None
@@ -332,7 +340,8 @@ class SdkCall:
     def __enter__(self) -> None:
         # the attempt, or the process, may end first
         give_up = partial(self.guarded, self.ended, {}, GeneratorExit())
-        self.context.scope.recorder.register_pending(self.call_id, give_up)
+        if not self.has_ended:
+            self.context.scope.recorder.register_pending(self.call_id, give_up)
         _sending.set(self)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -397,14 +406,14 @@ class SdkCall:
         sent.params = {}
         sent.headers = {**_forwarded_headers(options), **self.headers()}
         sent.max_retries = options.get_max_retries(client.max_retries)
-        if not _is_given(options.timeout):
+        if type(options.timeout).__name__ in ("NotGiven", "Omit"):
             sent.timeout = client.timeout
         return sent
 
     def headers(self) -> dict[str, str]:
         """Return the headers that identify attempt, agent and call for the gateway."""
         scope = self.context.scope
-        names = (quote(name, safe="") for name in split_path(self.path))
+        names = (quote(name, safe="") for name in split_path(self.context.path))
         parent = self.context.parent_span_id or c.NO_PARENT
         return {
             "Authorization": f"Bearer {scope.call_token or 'none'}",
@@ -435,7 +444,7 @@ class SdkCall:
             is_cut = any(kind.__name__ in _CUTS for kind in type(error).__mro__)
             is_undelivered = is_cut or type(error).__module__.split(".")[0] in _TRANSPORTS
             if is_undelivered or is_unreachable(error, self.origin):
-                where = f"of {self.path} to the gateway {self.origin}"
+                where = f"of {self.context.path} to the gateway {self.origin}"
                 self._settle(f"{where}: {type(error).__name__}: {text_of(error)}")
             if not is_undelivered:
                 return  # the gateway recorded its answer
@@ -453,7 +462,7 @@ class SdkCall:
         """Note that the gateway answered the call or, if there is an `error`, that it did not."""
         recorder = self.context.scope.recorder
         if error is not None or recorder.lost_calls:  # the text of a long body takes time
-            recorder.settle_call(f"{self.path} {self.body!r}", self.start_ns, error)
+            recorder.settle_call(f"{self.context.path} {self.body!r}", self.start_ns, error)
 
     def new_answer(self) -> genai_attributes.StreamedAnswer:
         """Return a collector for the chunks of the answer."""
@@ -468,7 +477,8 @@ class SdkCall:
                 production, when `response` is deleted.
             response: the HTTP response.
         """
-        self.context.scope.recorder.register_pending(self.call_id, give_up)
+        if not self.has_ended:
+            self.context.scope.recorder.register_pending(self.call_id, give_up)
         if self.context.scope.mode is Mode.PRODUCTION:  # where no runner cancels pending calls
             weakref.finalize(response, give_up).atexit = False
 
@@ -522,7 +532,7 @@ class SdkCall:
     ) -> None:
         """Record the call's span."""
         common: dict[str, Any] = {
-            c.AGENT_PATH: self.path,
+            c.AGENT_PATH: self.context.path,
             c.CALL_ID: self.call_id,
             c.ROUTE: str(self.target.route),
             c.CALL_REPEATS: self.repeats or None,
@@ -564,10 +574,6 @@ _CUTS: Final = ("APIConnectionError", "EngineError", "OSError", "KeyboardInterru
 _TRANSPORTS: Final = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 
-def _is_given(value: Any) -> bool:
-    return type(value).__name__ not in ("NotGiven", "Omit")
-
-
 def _forwarded_headers(options: Any) -> dict[str, Any]:
-    headers = options.headers if _is_given(options.headers) else {}
+    headers = options.headers if isinstance(options.headers, MAPPING) else {}
     return {key: value for key, value in headers.items() if key.lower() in _FORWARDED_HEADERS}

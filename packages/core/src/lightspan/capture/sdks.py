@@ -22,6 +22,7 @@ class Sdk:
             client inherits its method `request`.
         base: path at the end of base URLs.
         paths: paths of requests to a model, below `base`; other requests are not captured.
+        counts: paths of requests that count a prompt's tokens, which go where its model calls go.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Sdk:
     wrapped: tuple[str, str, str]
     base: str
     paths: tuple[str, ...]
+    counts: tuple[str, ...]
 
     def module(self) -> Any:
         """Import and return the module."""
@@ -41,8 +43,8 @@ class Sdk:
         return getattr(module, sync_class), getattr(module, async_class)
 
     def path(self, url: str) -> str | None:
-        """Return the path in `paths` at the end of `url`; None if the request goes to no model."""
-        return next((path for path in self.paths if url.endswith(path)), None)
+        """Return the path at the end of `url` in `paths` or `counts`; None if there is none."""
+        return next((path for path in self.paths + self.counts if url.endswith(path)), None)
 
 
 OPENAI: Final = Sdk(
@@ -52,6 +54,7 @@ OPENAI: Final = Sdk(
     wrapped=("openai", "OpenAI", "AsyncOpenAI"),
     base="/v1",
     paths=("/chat/completions", "/completions", "/responses"),
+    counts=("/responses/input_tokens",),
 )
 ANTHROPIC: Final = Sdk(
     name="anthropic",
@@ -60,6 +63,7 @@ ANTHROPIC: Final = Sdk(
     wrapped=("anthropic._base_client", "SyncAPIClient", "AsyncAPIClient"),
     base="",
     paths=("/v1/messages",),
+    counts=("/v1/messages/count_tokens",),
 )
 SDKS: Final = (OPENAI, ANTHROPIC)
 

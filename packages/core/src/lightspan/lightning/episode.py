@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -51,7 +51,6 @@ _NODES: Final = (SpanKind.AGENT, SpanKind.TOOL)
 _OK: Final = CallOutcome.OK
 _UNDELIVERED: Final = CallOutcome.UNDELIVERED
 _CALL_ID: Final = semconv.CALL_ID
-_MESSAGES: Final = {semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES}
 _OUTCOMES: Final = {str(outcome): outcome for outcome in CallOutcome}
 _ROUTES: Final = {str(route): route for route in Route}
 
@@ -438,46 +437,26 @@ def _sort_inputs(attempt_id: str, spans: Iterable[Span], records: Iterable[Token
 def _name_unnamed(inputs: _Inputs, unnamed: Sequence[Span]) -> None:
     """Add each LLM span without a call id to `inputs`, as a call named `span:<span id>`.
 
-    Spans that repeat another call are left out, because the call would count twice.
+    A span that contains the span of another call is left out. Both may record the same call, which
+    would then count twice. A call in an agent or a tool is another call than the one around it.
 
     Args:
         inputs: the sorted spans, to which the calls are added.
         unnamed: the LLM spans without a call id.
     """
-    calls = [span for spans in (*inputs.llm.values(), *inputs.late_llm.values()) for span in spans]
-    named = {span.span_id for span in calls}
-    repeated = repeated_calls([*inputs.spans, *unnamed, *calls], named)
-    for span in unnamed:
-        if span.span_id not in repeated:
-            inputs.llm_spans(late=span.late)[f"span:{span.span_id}"] = [span]
-
-
-def repeated_calls(spans: Iterable[Span], named: Collection[str] = ()) -> set[str]:
-    """Return the ids of spans that repeat the model call of a nested LLM span.
-
-    Of nested LLM spans the innermost is the call, because libraries wrap clients. A span without
-    messages is the call only if none around it has some. A call in an agent or a tool is another
-    call than the one around that agent or tool.
-
-    Args:
-        spans: the spans of an attempt.
-        named: ids of LLM spans that are calls in any case.
-    """
-    by_id = {span.span_id: span for span in spans}
-    around: dict[str, set[str]] = {}
-    for call in (span for span in by_id.values() if span.kind is _LLM):
-        visited = around[call.span_id] = set()
+    named = [*inputs.llm.values(), *inputs.late_llm.values()]
+    calls = [*unnamed, *(span for spans in named for span in spans)]
+    by_id = {span.span_id: span for span in (*inputs.spans, *calls)}
+    ancestors: set[str] = set()
+    for call in calls:
         outer = by_id.get(call.parent_id or "")
         # also ends if parents form a circle
-        while outer is not None and outer.kind not in _NODES and outer.span_id not in visited:
-            visited.add(outer.span_id)
+        while outer is not None and outer.kind not in _NODES and outer.span_id not in ancestors:
+            ancestors.add(outer.span_id)
             outer = by_id.get(outer.parent_id or "")
-    full = {key for key in around if key in named or by_id[key].attributes.keys() & _MESSAGES}
-    repeated = set[str]().union(*(around[key] for key in full))
-    for key in around.keys() - full:
-        has_wrapper = bool(around[key] & (full - repeated))
-        repeated |= {key} if has_wrapper else around[key]
-    return repeated
+    for span in unnamed:
+        if span.span_id not in ancestors:
+            inputs.llm_spans(late=span.late)[f"span:{span.span_id}"] = [span]
 
 
 # --- calls ------------------------------------------------------------------------------------

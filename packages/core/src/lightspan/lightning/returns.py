@@ -50,9 +50,7 @@ def failed_tries(episode: Episode, coverage: Coverage, value: float) -> dict[Cal
 
 
 def group_rewards(
-    episodes: Sequence[Episode],
-    coverages: Sequence[Coverage],
-    bonuses: Mapping[str, float] = {},
+    episodes: Sequence[Episode], coverages: Sequence[Coverage], bonuses: Mapping[str, float] = {}
 ) -> tuple[dict[str, list[float | None]], dict[str, list[float]]]:
     """Return group id → return (total reward) of each rollout, and → credits of failed tries.
 

@@ -459,8 +459,9 @@ def why_never(call: Call, mode: Mode) -> str | None:
     if call.refused is None:
         return None
     code = call.span.attributes.get(c.ERROR_TYPE)
-    # another prompt may be shorter, and some features are refused outside training only
-    if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY):
+    # another prompt may be shorter or have other images, and some features are refused outside
+    # training only
+    if code in (c.CONTEXT_OVERFLOW, c.CHAT_ONLY, c.INVALID_IMAGE):
         return None
     is_permanent = mode is not Mode.VAL or code == c.UNSUPPORTED_CONTENT
     return f"refused: {refusal_of(call.span)}" if is_permanent else None
@@ -515,7 +516,10 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
     )
     way_out = f"Give another client (LiteLLM, httpx, requests) or process {WAY_OUT}"
     if not failed:
-        return f"{silent} (rollouts: {len(episodes)}). {way_out}"
+        spans = (span for episode in episodes for span in episode.spans)
+        ends = (s.status_message for s in spans if s.attributes.get(c.COMMAND_STATUS))
+        ended = next((f". The first: {text}" for text in ends), "")
+        return f"{silent} (rollouts: {len(episodes)}){ended}. {way_out}"
     is_all = len(failed) == len(episodes)
     count = f"all {len(failed)}" if is_all else f"{len(failed)} of {len(episodes)}"
     first = f"{failed[0].outcome}: {failed[0].message}".rstrip(": ")

@@ -106,8 +106,7 @@ def _to_parts(message: Any) -> dict[str, Any]:
     parts += map(_call_part, mappings_in([message.get("function_call")]))  # of the first API
     if isinstance(message.get("refusal"), str):
         parts.append({"type": "text", "content": message["refusal"]})
-    audio = message.get("audio")
-    if audio is not None and isinstance(audio, MAPPING):
+    if isinstance(audio := message.get("audio"), MAPPING):
         transcript = audio.get("transcript")
         if isinstance(transcript, str) and transcript:
             parts.append({"type": "text", "content": transcript})

@@ -56,8 +56,10 @@ _STRICT_DATA_URL: Final = re.compile(
 )
 """Start of a `data:` URL, in a field whose text may also begin with "Data:" by chance."""
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\-\r\n]+=*\s*")
-_TYPES: Final = {b"\x89": "image/png", b"\xff": "image/jpeg", b"G": "image/gif", b"R": "image/webp"}
-"""First byte of an image whose type the message does not give → type."""
+_SIGNATURES: Final = re.compile(
+    rb"(?P<png>\x89PNG)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8)|(?P<webp>RIFF....WEBP)", re.DOTALL
+)
+"""Start of an image file; the group is named like the type."""
 _DIGESTS: Final = re.compile('"sha256":"([0-9a-f]{64})"')
 _found: ContextVar[dict[str, Image] | None] = ContextVar("lightspan_images", default=None)
 
@@ -108,14 +110,12 @@ def reference(part: Mapping[str, Any]) -> Part:
     for key in _INSIDE:
         if isinstance(part.get(key), Mapping):
             fields = {**fields, **part[key]}
-    if _is_text(part.get("source")):
-        return {"type": "text", "content": part["source"]["data"]}
+    if fields["type"] == "text" and isinstance(fields.get("data"), str):  # a document's `source`
+        return {"type": "text", "content": fields["data"]}
     common: Part = {"modality": modality}
-    media_type = _first(fields, _MEDIA_TYPES)
-    if media_type:
-        common["mime_type"] = bounded_text(media_type, MAX_TEXT_LENGTH)
-    if isinstance(fields.get("filename"), str):
-        common["filename"] = bounded_text(fields["filename"], MAX_TEXT_LENGTH)
+    for name, keys in (("mime_type", _MEDIA_TYPES), ("filename", ("filename",))):
+        if text := _first(fields, keys):
+            common[name] = bounded_text(text, MAX_TEXT_LENGTH)
     data, address = _first(fields, _BYTES), _first(fields, _ADDRESSES)
     if data or address.lower().startswith("data:"):
         return _blob(data or address, **common)
@@ -125,12 +125,6 @@ def reference(part: Mapping[str, Any]) -> Part:
     if isinstance(file_id, str):
         return {"type": "file", **common, "file_id": bounded_text(file_id, MAX_TEXT_LENGTH)}
     return {key: _without_bytes(value) for key, value in part.items()}
-
-
-def _is_text(source: Any) -> bool:
-    """Return whether `source`, a field of a document part, contains plain text."""
-    is_text = isinstance(source, Mapping) and source.get("type") == "text"
-    return is_text and isinstance(source.get("data"), str)
 
 
 def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
@@ -148,17 +142,14 @@ def _without_bytes(value: Any) -> Any:
         return reference(value)
     if isinstance(value, list | tuple):
         return [_without_bytes(item) for item in value]
-    if isinstance(value, str) and _is_bytes(value):
-        return _blob(value)
-    return value
+    return _blob(value) if isinstance(value, str) and _is_bytes(value) else value
 
 
 def _is_bytes(text: str) -> bool:
     if text[:5].lower() == "data:":
         return _STRICT_DATA_URL.match(text) is not None
-    if len(text) <= _MAX_OPAQUE_LENGTH or _BASE64.fullmatch(text) is None:
-        return False
-    return len(set(text[:_MAX_OPAQUE_LENGTH])) >= _MIN_DISTINCT
+    is_long_base64 = len(text) > _MAX_OPAQUE_LENGTH and _BASE64.fullmatch(text) is not None
+    return is_long_base64 and len(set(text[:_MAX_OPAQUE_LENGTH])) >= _MIN_DISTINCT
 
 
 def _blob(text: str, **fields: Any) -> Part:
@@ -181,8 +172,10 @@ def _blob(text: str, **fields: Any) -> Part:
         data, is_file = text.encode(errors="replace"), False
     digest = hashlib.sha256(data).hexdigest()
     part |= {"size": len(data), "sha256": digest}
-    found, media_type = _found.get(), _image_type(part, data) if is_file else ""
-    if found is not None and media_type and digest not in found:
+    if not is_file or not (media_type := _image_type(part, data)):
+        return part
+    part["mime_type"], found = media_type, _found.get()
+    if found is not None and digest not in found:
         if len(data) <= MAX_IMAGE_BYTES:
             found[digest] = Image(digest=digest, media_type=media_type, data=data)
         else:
@@ -191,11 +184,16 @@ def _blob(text: str, **fields: Any) -> Part:
 
 
 def _image_type(part: Part, data: bytes) -> str:
-    """Return the type of the image in a `blob` part; empty if it is no image."""
-    declared, modality = str(part.get("mime_type", "")).lower(), part.get("modality")
-    if modality in ("image", None) and MEDIA_TYPE.fullmatch(declared):
-        return declared
-    return _TYPES.get(data[:1], "") if modality == "image" else ""
+    """Return the type of the image in a `blob` part, by its bytes; empty if it is no image.
+
+    Bytes of another format have the type that the message declares.
+    """
+    if part.get("modality") not in ("image", None):
+        return ""
+    if signature := _SIGNATURES.match(data):
+        return f"image/{signature.lastgroup}"
+    declared = str(part.get("mime_type", "")).lower()
+    return declared if MEDIA_TYPE.fullmatch(declared) else ""
 
 
 def _address(url: str) -> Part:

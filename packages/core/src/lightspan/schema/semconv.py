@@ -97,6 +97,9 @@ KEYS_REPLACED: Final = "lightspan.keys.replaced"
 CALL_CONTEXT: Final = "lightspan.call.context"
 """The part of the prompt that the provider of the Responses API keeps: the `previous_response_id`
 of the request, else `conversation` or `prompt`. The recorded messages are without it."""
+INVALID_IMAGE: Final = "invalid_image"
+"""`error.type` of a call that was rejected because an image of it is broken, of another format, or
+beyond a limit."""
 CHAT_ONLY: Final = "chat_only"
 """`error.type` of a call that was rejected because its endpoint supports chat completions only."""
 CALL_RESAMPLED: Final = "lightspan.call.resampled"

@@ -18,7 +18,7 @@ from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt
 from lightspan.schema.records import Json
-from lightspan.schema.routing import Routing
+from lightspan.schema.routing import Route, Routing
 from lightspan.schema.system_prompts import OTHER_TEXTS
 from lightspan.schema.validation import is_number
 from lightspan.training.statistics import Interval, clustered_interval, paired_gain
@@ -205,20 +205,24 @@ OWN_TEXT: Final = "without a learned text, because the app's own is not the one 
 """Description of rollouts in which the app's text was not replaced, after their number."""
 
 
+_ELSEWHERE: Final = (None, Route.APP, Route.ENDPOINT)
+"""Routes of calls that were sampled without a token record. On the others, a call without one was
+refused, or ended before it was sampled."""
+
+
 def _temperatures(episodes: Sequence[Episode], routing: Routing) -> dict[str, list[float | None]]:
-    temperatures: dict[str, set[float | None]] = defaultdict(set)
+    found: dict[str, set[float | None]] = defaultdict(set)
     for call in (call for episode in episodes for call in episode.calls):
         if call.record is not None:
-            temperatures[call.agent_path].add(call.record.sampling.temperature)
-        elif call.span is not None:
+            found[call.agent_path].add(call.record.sampling.temperature)
+        elif call.span is not None and call.refused is None and call.route in _ELSEWHERE:
             endpoint = routing.target(call.agent_path).endpoint
             override = {} if endpoint is None else endpoint.sampling  # replaces the app's sampling
             value = override.get("temperature", call.span.attributes.get(c.REQUEST_TEMPERATURE))
-            number = float(value) if isinstance(value, int | float) else None
-            temperatures[call.agent_path].add(number)
+            found[call.agent_path].add(float(value) if isinstance(value, int | float) else None)
     return {
         agent: sorted(values, key=lambda value: math.inf if value is None else value)
-        for agent, values in sorted(temperatures.items())
+        for agent, values in sorted(found.items())
     }
 
 

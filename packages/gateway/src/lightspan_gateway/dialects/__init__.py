@@ -41,5 +41,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     "messages": Dialect(parse_message, message_error, message_error_event),
 }
 """Path after `/v1/` → dialect."""
+COUNTS: Final[Mapping[str, str]] = {"messages": "count_tokens", "responses": "input_tokens"}
+"""Path of an API after `/v1/` → last part of the path at which it counts a prompt's tokens."""
 
-__all__ = ["DIALECTS", "Dialect", "Parse"]
+__all__ = ["COUNTS", "DIALECTS", "Dialect", "Parse"]

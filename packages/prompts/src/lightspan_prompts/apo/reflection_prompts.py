@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lightspan.schema.prompts import PromptTemplate
-from lightspan_prompts.search.feedback import Evidence, examples, shortened
+from lightspan_prompts.search.feedback import Evidence, examples
 from lightspan_prompts.search.reflection import rules_of
+from lightspan_prompts.transcript import shortened
 
 MAX_CRITIQUE_LENGTH: Final = 8_000
 """Maximum characters of a critique; the middle of a longer one is left out."""

@@ -17,10 +17,10 @@ from lightspan.schema.records import Json, Outcome
 from lightspan.schema.spans import Span, SpanKind, SpanStatus
 from lightspan.schema.token_records import CallOutcome
 from lightspan_prompts.search.prompt_discovery import Text, texts_of
-from lightspan_prompts.transcript import without_keys
+from lightspan_prompts.transcript import shortened, without_keys
 
 MAX_TEXT_LENGTH: Final = 1_500
-"""Maximum characters of a message; the middle of a longer one is left out."""
+"""Maximum characters of a message; the middle of a longer one is left out, but not its images."""
 MAX_CALLS: Final = 8
 """Maximum number of model calls that are shown; earlier calls are left out."""
 
@@ -199,7 +199,7 @@ def _texts(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _lines(episode: Episode, task: Json) -> Iterator[str]:
-    yield f"Task: {shortened(without_keys(json.dumps(task, ensure_ascii=False)))}"
+    yield f"Task: {_shortened(without_keys(json.dumps(task, ensure_ascii=False)))}"
     left_out = len(episode.calls) - MAX_CALLS
     if left_out > 0:
         yield f"({left_out} earlier model calls are left out)"
@@ -208,14 +208,14 @@ def _lines(episode: Episode, task: Json) -> Iterator[str]:
     for span in episode.spans:
         yield from _span_lines(span)
     if episode.message:
-        yield f"The run ended with: {shortened(episode.message)}"
+        yield f"The run ended with: {_shortened(episode.message)}"
     reward = "none" if episode.reward is None else f"{episode.reward:g}"
     yield f"Reward: {reward}"
     for name, value in episode.dimensions.items():
         if name != "reward":  # shown already
             yield f"  {name}: {value:g}"
     if episode.reasons:
-        yield f"Reasons of the reward: {shortened(episode.reasons)}"
+        yield f"Reasons of the reward: {_shortened(episode.reasons)}"
 
 
 def _call_lines(call: Call) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _call_lines(call: Call) -> Iterator[str]:
     for answer in answers[call.choice : call.choice + 1]:
         yield f"  answer: {_message_text(answer)}"
     if call.span is not None and call.span.status is SpanStatus.ERROR:
-        yield f"  the call failed: {shortened(call.span.status_message)}"
+        yield f"  the call failed: {_shortened(call.span.status_message)}"
     for reward in call.rewards:
         yield f"  reward of this call: {'none' if reward.value is None else f'{reward.value:g}'}"
 
@@ -238,31 +238,27 @@ def _message_text(message: Mapping[str, Any]) -> str:
     text = content if isinstance(content, str) else "" if content is None else _json(content)
     calls = [call.get("function", {}) for call in message.get("tool_calls", ())]
     tools = [f"calls {call.get('name')}({call.get('arguments')})" for call in calls]
-    return shortened(" ".join(part for part in (text, *tools) if part))
+    return _shortened(" ".join(part for part in (text, *tools) if part))
 
 
 def _span_lines(span: Span) -> Iterator[str]:
     if span.kind is SpanKind.MESSAGE:
-        yield f"The app says: {shortened(str(span.attributes.get(c.MESSAGE_BODY, '')))}"
+        yield f"The app says: {_shortened(str(span.attributes.get(c.MESSAGE_BODY, '')))}"
     elif span.kind is SpanKind.EXCEPTION:
         what = span.attributes.get(c.EXCEPTION_TYPE, "an error")
-        why = shortened(str(span.attributes.get(c.EXCEPTION_MESSAGE, span.status_message)))
+        why = _shortened(str(span.attributes.get(c.EXCEPTION_MESSAGE, span.status_message)))
         yield f"The app raised {what}: {why}"
     elif span.kind is SpanKind.TOOL and span.status is SpanStatus.ERROR:
         name = span.attributes.get(c.TOOL_NAME, span.name)
-        yield f"The tool {name} failed: {shortened(span.status_message)}"
+        yield f"The tool {name} failed: {_shortened(span.status_message)}"
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def shortened(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return the text, without its middle if it is longer than `max_length`."""
-    if len(text) <= max_length:
-        return text
-    half = max_length // 2
-    return f"{text[:half]} […{len(text) - 2 * half} characters left out…] {text[-half:]}"
+def _shortened(text: str) -> str:
+    return shortened(text, MAX_TEXT_LENGTH)
 
 
 def examples(evidence: Sequence[Evidence]) -> str:

@@ -35,7 +35,8 @@ def add(commands: Any) -> None:
         choices=SORTS,
         default="step",
         help="step: the last, in the order of steps (the default); reward: unscored, then the "
-        "lowest first; agent: by the agents that called a model",
+        "lowest first (in production the lowest, then the unrated); agent: by the agents that "
+        "called a model",
     )
     listed.add_argument(
         "--limit", type=int, default=20, metavar="N", help="number of rows (20); 0 for all"

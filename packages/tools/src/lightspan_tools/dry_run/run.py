@@ -327,7 +327,7 @@ class DryRun:
             *self._agent_warnings(findings, agents),
             *self._call_reward_warnings(findings),
             *overlap_warnings(self._algorithm, Splits(self.tasks, self.selection, self.val)),
-            *analysis.shared_ids(self.tasks, searches=self._algorithm.searches),
+            *analysis.shared_ids(self.tasks, searches=bool(self._algorithm.searches)),
             *(analysis.equal_tasks(self.tasks) if self._algorithm.searches else ()),
             *(
                 analysis.reward_warnings(rewards, trains=trains)

@@ -197,8 +197,11 @@ def render_turn(
     Returns:
         (ids of the prompt, ids of the answer, images of the prompt)
     """
-    prompt, images = _render(tokenizer, messages[:-1], tools, add_generation_prompt=True)
-    whole, all_images = _render(tokenizer, messages, tools, add_generation_prompt=False)
+    try:
+        prompt, images = _render(tokenizer, messages[:-1], tools, add_generation_prompt=True)
+        whole, all_images = _render(tokenizer, messages, tools, add_generation_prompt=False)
+    except DataError as error:  # an image, which has no label
+        raise DataError(f"{label}: {error}") from error
     if all_images != images:
         raise DataError(f"{label}: the answer has an image, and models of this kind write texts")
     if whole[: len(prompt)] != prompt:

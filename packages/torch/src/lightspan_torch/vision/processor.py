@@ -107,8 +107,8 @@ class ImageProcessor:
             return self._family.prepare(self._processor, image, self._config, self.names)
         except (ValueError, ArithmeticError) as error:
             raise DataError(
-                f"image {digest[:12]} of {image.width} by {image.height} pixels cannot be "
-                f"prepared by {type(self._processor).__name__}: {error}"
+                f"image {digest[:12]} of {image.width} by {image.height} pixels cannot be prepared "
+                f"by {type(self._processor).__name__}: {error}: crop it, pad it or split it"
             ) from error
 
 
@@ -124,7 +124,7 @@ def decoded(digest: str, data: bytes) -> Any:
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            turned = ImageOps.exif_transpose(image)
+            turned = _eight_bits(ImageOps.exif_transpose(image))
             if "A" in turned.getbands() or "transparency" in turned.info:
                 turned = turned.convert("RGBA")
                 white = Image.new("RGBA", turned.size, "white")
@@ -133,6 +133,31 @@ def decoded(digest: str, data: bytes) -> Any:
     # Pillow's plugins raise many types for damaged files
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise DataError(f"image {digest[:12]} cannot be decoded: {error}") from error
+
+
+def _eight_bits(image: Any) -> Any:
+    """Return an image with 8 bits per channel.
+
+    Of 16-bit greys the upper bytes are taken, as Pillow does for 16-bit colours. Its method
+    `convert` would make all greys but the darkest white.
+
+    Raises:
+        ValueError: the pixels have 32 bits.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
+        raise ValueError(
+            f"its pixels are 32-bit numbers (Pillow's mode {image.mode}): save it with 8 bits per "
+            "channel"
+        )
+    if "transparency" in image.info:
+        pixels = np.where(pixels == image.info["transparency"], 2**16 - 1, pixels)
+    return Image.fromarray((pixels >> 8).astype(np.uint8))
 
 
 def sees(config: Any) -> bool:
