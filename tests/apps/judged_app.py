@@ -88,6 +88,12 @@ async def ranked(episodes: Sequence[Episode]) -> list[float]:
     return [number - min(numbers) for number in numbers]
 
 
+def in_an_array(episodes: Sequence[Episode]) -> Any:
+    import numpy
+
+    return numpy.array([float(answer_of(episode).split()[1]) for episode in episodes])
+
+
 def moody(answer: str) -> Any:
     """Raise, or return None, NaN or a number, depending on the answer."""
     number = int(answer.split()[1])

@@ -29,6 +29,7 @@ from lightspan_tools.dry_run.analysis import (
     shared_ids,
 )
 from lightspan_tools.inspect import inspect_run
+from lightspan_tools.inspect_report import RunReport
 from lightspan_torch.learner.torch import TorchLearner
 from packages.core.tests.algorithms.scripted_world import episode
 from tests.reports.dry_runs import dev, scripted
@@ -480,6 +481,16 @@ def test_impossible_requests_are_refused(
         trainer.dev(dry_apps.says, [{"q": "a"}], folder=tmp_path / "run")
     with pytest.raises(ConfigError, match="count=0, group_size=None: both must be at least 1"):
         trainer.dev(dry_apps.says, [{"q": "a"}], count=0)
+
+
+def test_inspect_shows_the_failure_reward_of_a_dry_run(
+    rl: Callable[..., Any], dry_apps: Any, tmp_path: Path
+) -> None:
+    report = dev(rl, dry_apps.says, ["-0.5", "oops"], group_size=2, folder=tmp_path, replay=False)
+    assert [group.rewards for group in report.rewards.groups] == [[-0.5, -0.5]]
+    shown = msgspec.json.decode(inspect_run(tmp_path, as_json=True), type=RunReport)
+    rows = sorted((row.status, row.reward) for row in shown.rows)
+    assert rows == [("failed", -0.5), ("succeeded", -0.5)]
 
 
 def test_a_folder_that_holds_a_dry_run_is_refused(

@@ -343,6 +343,7 @@ def test_json_has_the_figures_of_the_text(one_step: tuple[Path, list[Row]]) -> N
     call = rollout.calls[0]
     assert call.explanation is not None
     assert f"advantage {call.advantage:+.6g} = " in text
+    assert f"; share {call.explanation.share:.1%} of the rollout per policy: " in text
     assert call.overridden == {"temperature": (0.3, 1.0)}
     [whole] = msgspec.json.decode(
         inspect_run(run, row.id, call.call_id, as_json=True), type=list[CallReport]

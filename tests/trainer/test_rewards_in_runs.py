@@ -176,6 +176,7 @@ def test_a_killed_run_asks_no_question_twice(model: ScriptedServer, tmp_path: Pa
     ("name", "expected"),
     [
         ("length", [1.0, 3.0, 2.0, 4.0, 3.0, 5.0]),
+        ("in_an_array", [1.0, 3.0, 2.0, 4.0, 3.0, 5.0]),
         pytest.param("ranked", [0.0] * 6, marks=pytest.mark.slow),
     ],
 )

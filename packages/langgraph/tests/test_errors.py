@@ -23,7 +23,7 @@ from lightspan_langgraph import _hook
 from lightspan_langgraph._identity import RunTree
 from lightspan_testing.attempts import captured, make_scope
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_testing.strategies import make_attempt, make_rollout
+from lightspan_testing.strategies import make_attempt, make_record, make_rollout
 from packages.langgraph.tests.langgraph_apps import (
     USER,
     asks,
@@ -105,6 +105,46 @@ def test_the_calls_of_a_node_that_was_retried_are_known(server: ScriptedServer) 
     assert retried == {first.span_id, second.span_id}
     assert len(episode.calls) == 4
     assert {third.span_id, after.span_id}.isdisjoint(retried)
+
+
+def test_the_calls_of_a_sub_agent_that_a_cycle_runs_again_are_known(server: ScriptedServer) -> None:
+    """Check that a later visit of a node repeats only the run with the same prompt."""
+    model = chat(server)
+    questions = ["skipped", "hi", "hi"]
+    visits: list[str] = []
+
+    def ask(state: Any) -> dict[str, Any]:
+        answer = model.invoke(questions[len(visits) - 1])
+        if len(visits) < 3:
+            raise ValueError("no JSON")
+        return {"messages": [answer]}
+
+    sub = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+
+    def visit(state: Any) -> Any:
+        visits.append("")
+        try:
+            return sub.invoke(state)
+        except ValueError:
+            return {"messages": []}
+
+    graph: Any = StateGraph(MessagesState).add_node("visit", visit).add_edge(START, "visit")
+    graph.add_conditional_edges("visit", lambda _: "visit" if len(visits) < 3 else "__end__")
+    with captured() as run:
+        graph.compile().invoke(USER)
+    attempt = make_attempt()
+    ids = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id}
+    spans = [span.replace(**ids) for span in run.spans]
+    calls = build_episode(attempt, make_rollout(), spans, []).calls
+    assert [call.agent_path for call in calls] == ["visit/ask"] * 3
+    records = [
+        make_record(call.call_id, list(question.encode()), sequence=(n, n), span_id=call.span_id)
+        for n, (call, question) in enumerate(zip(calls, questions, strict=True))
+    ]
+    episode = build_episode(attempt, make_rollout(), spans, records)
+    _, second, _ = run.llm_spans
+    retried = {call.span_id for call in episode.calls if call.key in episode.retried}
+    assert retried == {second.span_id}
 
 
 def test_an_attempt_leaves_nothing_behind(server: ScriptedServer) -> None:

@@ -13,6 +13,8 @@ pytest.importorskip("langchain")
 from langchain.agents import create_agent
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
 
 from lightspan.capture import context, emit
 from lightspan_langgraph import LightspanCallback, _hook, agents, uninstrument
@@ -69,6 +71,84 @@ def test_agents_sees_what_a_node_refers_to(server: ScriptedServer) -> None:
         return {"messages": inner.invoke(state)["messages"]}
 
     assert agents(graph_of(("work", work))) == (("work", "work/helper", "work/judge"), True)
+
+
+def test_agents_of_a_graph_that_a_node_may_call_again(server: ScriptedServer) -> None:
+    """Check a node that calls its own graph, and an app whose method is a node of its graph."""
+    model = chat(server)
+
+    def research(state: Any) -> dict[str, Any]:
+        model.invoke("?")
+        return dict(graph.invoke(state))
+
+    class App:
+        def __init__(self) -> None:
+            self.graph = graph_of(("work", self.work))
+
+        def work(self, state: Any) -> dict[str, Any]:
+            return {"messages": [model.invoke("?")]}
+
+    graph = graph_of(("research", research))
+    assert agents(graph) == (("research",), False)
+    assert agents(App().graph) == (("work",), False)
+
+
+@pytest.mark.skipif(not hasattr(StateGraph, "set_node_defaults"), reason="an older langgraph")
+def test_error_handlers_are_agents_with_the_names_of_langgraph(server: ScriptedServer) -> None:
+    model = chat(server)
+
+    def fails(state: Any) -> Any:
+        raise ValueError("no JSON")
+
+    graph: Any = StateGraph(MessagesState)
+    graph.set_node_defaults(error_handler=asks(model))
+    graph.add_node("write", fails, error_handler=asks(model))
+    graph.add_node("review", fails)
+    graph.add_edge(START, "write")
+    graph.add_edge(START, "review")
+    graph = graph.compile()
+    with captured() as run:
+        graph.invoke(USER)
+    paths = {"__error_handler__write", "__default_error_handler__"}
+    assert {span.attributes["lightspan.agent.path"] for span in run.llm_spans} == paths
+    found = agents(graph)
+    assert {*found.paths} == {"write", "review", *paths}
+    assert found.complete
+
+
+def test_agents_lists_tasks(server: ScriptedServer) -> None:
+    """Check that a task is an agent inside its entrypoint, as in the recorded calls."""
+    model = chat(server)
+
+    @task
+    def write(text: str) -> str:
+        return model.invoke(text).text
+
+    @task(name="check")
+    def review(text: str) -> str:
+        return model.invoke(text).text
+
+    @entrypoint()
+    def flow(text: str) -> str:
+        return review(write(text).result()).result()
+
+    with captured() as run:
+        flow.invoke("x")
+    assert [span.attributes["lightspan.agent.path"] for span in run.llm_spans] == [
+        "flow/write",
+        "flow/check",
+    ]
+    assert agents(flow) == (("flow", "flow/check", "flow/write"), True)
+
+    @entrypoint()
+    def makes(text: str) -> str:
+        @task
+        def hidden(text: str) -> str:
+            return model.invoke(text).text
+
+        return hidden(text).result()
+
+    assert agents(makes) == (("makes",), False)
 
 
 def test_agents_built_inside_a_node_make_the_list_incomplete(server: ScriptedServer) -> None:

@@ -87,6 +87,15 @@ def test_things_that_hold_each_other_are_looked_at_once() -> None:
     assert found_in(first) == (("writer",), True)
 
 
+def test_an_agent_that_contains_itself_leaves_the_list_incomplete() -> None:
+    team = Agent("team", WRITER)
+    team.tools = (lambda: team, WRITER)
+    assert found_in(team) == (("team", "team/writer"), False)
+    desk = Desk(None)
+    desk.held = Agent("desk", desk.ask, desk)
+    assert found_in(desk) == (("app", "writer", "desk", "desk/writer"), False)
+
+
 def test_an_app_without_end_leaves_the_list_incomplete() -> None:
     assert found_in([WRITER, *range(2_000), Agent("last")]) == (("writer",), False)
 

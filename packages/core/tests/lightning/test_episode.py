@@ -422,6 +422,9 @@ def test_the_lowest_reward_is_that_of_scored_episodes_and_at_most_zero():
     assert score_failure(build(**failed), -3.0).reward == -3.0
     assert score_failure(build(**failed), None).reward is None
     assert build(**failed, failure_reward="lowest").reward == 0.0
+    no_reward = build([make_reward_span("r1", 0.3), make_reward_span("r2", math.nan)], **failed)
+    assert score_failure(no_reward, -3.0).reward == -3.0  # the last emission counts, and is none
+    assert score_failure(no_reward, -3.0).reward_source == "failure"
     assert score_failure(build(reward=None), -3.0).reward is None  # unscored, and no failure
     assert score_failure(build(reward=math.nan), -3.0).reward is None
 
@@ -462,6 +465,30 @@ def test_calls_of_an_agent_that_failed_and_was_retried_are_known():
     assert not build(spans[4:5], records).retried
     failed_call = make_call_span("c5", parent_id="try2", attributes={c.CALL_OUTCOME: "error"})
     assert build([*spans, failed_call], records).retried == {("c0", 0)}
+
+
+def test_an_agent_that_runs_again_with_the_same_prompt_was_retried():
+    """Only the prompt tells a retry in another block from a run on something else."""
+    spans = [
+        block("visit1", 1, 10, path="node"),
+        block("try1", 2, 9, path="node/sub", parent="visit1", failed=True),
+        block("visit2", 11, 20, path="node"),
+        block("item", 12, 19, path="node/sub", parent="visit2", failed=True),
+        block("visit3", 21, 30, path="node"),
+        block("try2", 22, 29, path="node/sub", parent="visit3"),
+        block("other", 31, 40, path="other"),
+        *(
+            make_call_span(f"c{n}", (n, n), parent_id=parent)
+            for n, parent in enumerate(("try1", "try1", "item", "try2", "try2", "other"))
+        ),
+    ]
+    prompts = [(1, 2), (1, 2, 3), (5, 6), (1, 2), (1, 2, 4), (5, 6)]
+    records = [make_record(f"c{n}", prompt, sequence=(n, n)) for n, prompt in enumerate(prompts)]
+    assert build(spans, records).retried == {("c0", 0), ("c1", 0)}
+    # siblings that overlap in time are no tries of each other
+    parallel = [block("try2", 8, 29, path="node/sub", parent="visit3"), *spans]
+    parallel = [span for span in parallel if span.span_id != "try2" or span.start_ns == 8]
+    assert not build(parallel, records).retried
 
 
 # --- the tree ---------------------------------------------------------------------------------

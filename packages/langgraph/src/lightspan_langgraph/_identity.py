@@ -59,6 +59,9 @@ _REACT_NODES: Final = frozenset(
     {"agent", "tools", "pre_model_hook", "post_model_hook", "generate_structured_response"}
 )
 _PREBUILT_NODES: Final = _REACT_NODES | {"model"}
+ERROR_HANDLERS: Final = ("__error_handler__", "__default_error_handler__")
+"""Beginnings of the names of LangGraph's nodes for `error_handler=` functions, which are the
+user's."""
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
 MAX_CLOSED: Final = 256
@@ -67,7 +70,8 @@ MAX_CLOSED: Final = 256
 
 def is_prebuilt_node(name: str) -> bool:
     """Return whether prebuilt agents, or LangGraph itself, have nodes called `name`."""
-    return name in _PREBUILT_NODES or name.endswith(_PREBUILT_SUFFIXES) or name.startswith("__")
+    is_internal = name.startswith("__") and not name.startswith(ERROR_HANDLERS)
+    return name in _PREBUILT_NODES or name.endswith(_PREBUILT_SUFFIXES) or is_internal
 
 
 def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str | None:

@@ -25,11 +25,12 @@ from langchain_core.runnables import (
     RunnableSequence,
 )
 from langchain_core.tools import BaseTool
+from langgraph.func import _TaskFunction, task
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
 from lightspan.instrumentation import AgentPaths, AgentSearch, Location
-from lightspan_langgraph._identity import EXPLICIT_KEY, graph_agent_name
+from lightspan_langgraph._identity import ERROR_HANDLERS, EXPLICIT_KEY, graph_agent_name
 from lightspan_langgraph._prebuilt import is_prebuilt
 
 
@@ -70,13 +71,17 @@ class _Search(AgentSearch[_Location]):
             self._model(thing, where)
         elif isinstance(thing, Runnable):
             self._runnable(thing, where)
+        elif isinstance(thing, _TaskFunction):
+            self._task(thing, where)
+        elif thing is task:
+            self.complete = False  # the function that refers to it makes tasks
         else:
             super().visit(thing, where)
 
     def _graph(self, graph: Pregel[Any, Any, Any, Any], where: _Location) -> None:
         inside = _in_graph(graph, where)
         for name, node in graph.nodes.items():
-            if name.startswith("__"):
+            if name.startswith("__") and not name.startswith(ERROR_HANDLERS):
                 continue
             explicit = (node.metadata or {}).get(EXPLICIT_KEY)
             is_agent = explicit or not is_prebuilt(name, node.bound)
@@ -86,6 +91,12 @@ class _Search(AgentSearch[_Location]):
             if not calls_tools and not _is_graph(node.bound):
                 self.add(location)
             self.look(node.bound, location)
+
+    def _task(self, function: _TaskFunction[Any, Any], where: _Location) -> None:
+        name = getattr(function.func, "__name__", type(function.func).__name__)
+        inside = replace(where.within(name), in_node=True)
+        self.add(inside)
+        self.look(function.func, inside)
 
     def _model(self, model: Any, where: _Location) -> None:
         explicit = (getattr(model, "metadata", None) or {}).get(EXPLICIT_KEY)

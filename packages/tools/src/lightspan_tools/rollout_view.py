@@ -86,7 +86,7 @@ def explanation_text(why: Explanation) -> str:
         f"advantage {why.advantage:+.6g} = {formula}; {why.estimator} over {why.size} "
         f"{why.unit}s (group {why.group_id}, this one {why.value:g}); credit "
         f"{why.credit:g} ({why.credit_rule}{shaping}){comparison}; share {why.share:.1%} of "
-        f"the rollout: {why.tokens} tokens of weight {why.token_weight:.6g} "
+        f"the rollout per policy: {why.tokens} tokens of weight {why.token_weight:.6g} "
         f"({why.weighting})"
     )
 

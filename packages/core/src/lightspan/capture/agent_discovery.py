@@ -59,6 +59,8 @@ class AgentSearch(Generic[W]):
         """Agent paths so far, in order."""
         self._visited: dict[tuple[int, W], Any] = {}
         """Visited objects, kept alive so that their ids stay unique."""
+        self._open: set[int] = set()
+        """Ids of the objects whose visit has not ended."""
         self._other_frameworks = frameworks().difference(self.installed)
 
     def search(self, app: Any, where: W) -> AgentPaths:
@@ -69,16 +71,19 @@ class AgentSearch(Generic[W]):
     def look(self, thing: Any, where: W) -> None:
         """Visit an object of the app. Do nothing if it was visited at this location before.
 
-        After `_MAX_VISITS` objects no more are visited, and the list of agents is marked
-        incomplete.
+        The list of agents is marked incomplete, and the object is not visited, after `_MAX_VISITS`
+        objects, and if the object contains itself in a further agent, because the paths of such
+        agents are endless.
         """
         if (id(thing), where) in self._visited:
             return
         self._visited[id(thing), where] = thing
-        if len(self._visited) > _MAX_VISITS:
+        if len(self._visited) > _MAX_VISITS or id(thing) in self._open:
             self.complete = False
         else:
+            self._open.add(id(thing))
             self.visit(thing, where)
+            self._open.discard(id(thing))
 
     def look_at_all(self, things: Iterable[Any], where: W) -> None:
         """Visit several objects."""
@@ -96,10 +101,8 @@ class AgentSearch(Generic[W]):
             self.look_at_all((thing.func, *thing.args, *thing.keywords.values()), where)
         elif isinstance(thing, MethodType):
             self.look_at_all((thing.__func__, thing.__self__), where)
-        elif isinstance(thing, Mapping):
-            self.look_at_all(thing.values(), where)
-        elif isinstance(thing, list | tuple | set | frozenset):
-            self.look_at_all(thing, where)
+        elif isinstance(thing, Mapping | list | tuple | set | frozenset):
+            self.look_at_all(thing.values() if isinstance(thing, Mapping) else thing, where)
         elif self.is_others(thing):
             self.complete = False
         elif static_analysis.is_user_code(thing, self.installed) and (
@@ -169,7 +172,6 @@ class AgentSearch(Generic[W]):
     def _function(self, function: FunctionType, where: W) -> None:
         names = set(static_analysis.names_in(function.__code__, texts=self.reads_texts))
         self.mentions(names, where)
-        if names & (self.makers | self._other_frameworks):
-            self.complete = False
+        self.complete = self.complete and not names & (self.makers | self._other_frameworks)
         for thing in list(static_analysis.references(function, names, installed=self.installed)):
             self.refers(thing, names, where)

@@ -207,26 +207,28 @@ class Episode:
     def retried(self) -> frozenset[CallKey]:
         """Calls inside a run of an agent that ended in an error and was then repeated.
 
-        Runs in which a call itself failed are left out.
+        A later run of the agent is a repetition if it has the same parent span (a loop, a retry of
+        the framework), or if its first prompt is the same (a cycle of a graph, a tool that runs the
+        agent again). Runs in which a call itself failed are left out.
         """
-        blocks: dict[tuple[str | None, str], list[Span]] = defaultdict(list)
-        for span in (span for span in self.spans if span.kind is SpanKind.AGENT):
-            blocks[span.parent_id, _path(span)].append(span)
-        failed = {
-            span.span_id
-            for spans in blocks.values()
-            for span in spans
-            if span.status is SpanStatus.ERROR
-            and any(later.start_ns >= span.end_ns for later in spans if later is not span)
-        }
-        inside: set[str] = set()
+        failed = {_path(span) for span in self.spans if span.status is SpanStatus.ERROR}
+        runs: dict[tuple[Any, str], list[tuple[Span, list[Call]]]] = defaultdict(list)
         for _, node in walk(self.tree if failed else ()):
-            if node.span.span_id in failed:
+            if node.span.kind is SpanKind.AGENT and _path(node.span) in failed:
                 ids = {below.span.span_id for _, below in walk([node])}
-                # a call that failed explains the error, not what the others answered
-                if all(call.outcome is _OK for call in self.calls if call.span_id in ids):
-                    inside |= ids
-        return frozenset(call.key for call in self.calls if call.span_id in inside)
+                calls = [call for call in self.calls if call.span_id in ids]
+                prompts = [call.record.prompt_key for call in calls if call.record is not None]
+                for key in (node.span.parent_id, *prompts[:1]):
+                    runs[key, _path(node.span)].append((node.span, calls))
+        return frozenset(
+            call.key
+            for same in runs.values()
+            for span, calls in same
+            # a call that failed explains the error, not what the others answered
+            if span.status is SpanStatus.ERROR and all(call.outcome is _OK for call in calls)
+            if any(later.start_ns >= span.end_ns for later, _ in same if later is not span)
+            for call in calls
+        )
 
     @cached_property
     def tree(self) -> tuple[SpanNode, ...]:
@@ -332,7 +334,7 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
     """
     is_failure = episode.outcome in _APP_FAILED and episode.finished
     value = 0.0 if failure_reward == "lowest" else usable(failure_reward)
-    if value is not None and is_failure and episode.reward_source is None:
+    if value is not None and is_failure and episode.reward is None:
         return replace(episode, reward=value, reward_source="failure", failure_reward=value)
     is_retried = value is not None and episode.retried
     return replace(episode, failure_reward=value) if is_retried else episode

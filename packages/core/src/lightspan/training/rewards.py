@@ -240,6 +240,7 @@ class FunctionScorer:
             values = await self._call({"task": group[0].task, "episodes": episodes})
         except Exception as error:
             return [self._unscored(error)] * len(group)
+        values = values.tolist() if hasattr(values, "tolist") else values  # of an array or tensor
         if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != len(group):
             raise RewardError(
                 f"the reward {self._title} has to return a reward for each of the "
@@ -248,8 +249,7 @@ class FunctionScorer:
         return [self._parse(v, member) for v, member in zip(values, group, strict=True)]
 
     async def _score_one(self, member: Member) -> Scored:
-        task, episode = member
-        arguments = {"task": task, "answer": answer_of(episode), "episode": episode}
+        arguments = {"answer": answer_of(member.episode), **member._asdict()}
         try:
             value = await self._call(arguments)
         except Exception as error:

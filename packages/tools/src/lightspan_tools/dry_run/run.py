@@ -133,6 +133,8 @@ class DryRun:
             session.prepare(resume=False, training=False)
             await session.open()
             episodes, seconds = await self._run_tasks(session)
+            # `inspect` and `export` read from it what the failed rollouts of this folder got
+            session.record("dev", session.reward_metrics())
             findings = await self._classify(session, episodes)
             if keys := getattr(session.gateway, "wrong_keys", ""):
                 self._problems.append(keys)
