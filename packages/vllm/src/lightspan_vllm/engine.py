@@ -13,8 +13,8 @@ the servers, so that its keys and values are never used for another version. An 
 version and aborts the calls of this policy. When they have ended, it unloads the former version.
 Calls of other policies continue.
 
-**Images** are prepared here, and sent with the ids of the prompt. The server reports the ids that it
-has used, and they are compared. Each submission of a call sends its images again.
+**Images** are prepared here, and sent with the ids of the prompt. The ids that the server reports
+to have used are compared with them. Each submission of a call sends its images again.
 
 **Lost servers.** A server that the engine started is restarted. For a server that the user started,
 the engine waits. A server that is back gets the current weights before any call. Calls of a lost
