@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
@@ -379,7 +380,8 @@ class Client:
         try:
             async with self._open().post(
                 f"{self._base}{route}",
-                # images may have megabytes, which no variable should hold during the call
+                # images may have megabytes: no variable holds them during the call, and aiohttp
+                # sends a file in pieces
                 data=_encode_completion(shared, settings, prompt)
                 if images is None
                 else await asyncio.to_thread(_encode_seen, shared, settings, prompt, images),
@@ -537,14 +539,14 @@ def _encode_seen(
     settings: Mapping[str, Any],
     prompt: Sequence[int],
     images: Callable[[], dict[str, Any]],
-) -> bytes:
+) -> io.BytesIO:
     body = {
         **shared,
         "sampling_params": {**settings, "detokenize": False},
         "token_ids": list(prompt),
         "features": images(),
     }
-    return msgspec.json.encode(body)
+    return io.BytesIO(msgspec.json.encode(body))
 
 
 def _unclamped(logprob: float | None) -> float | None:
