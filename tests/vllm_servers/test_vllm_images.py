@@ -17,11 +17,15 @@ from lightspan_testing.engine_suite import low_rank
 from lightspan_testing.image_suite import ImageEngineSuite, generate_seen, image_reference
 from lightspan_testing.lora_suite import RANK, merged
 from lightspan_testing.tiny_vision import VisionFamily, image_chat, picture, tiny_seeing_model
+from lightspan_torch.vision.features import vision_parameters
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
 from lightspan_vllm.requirements import FLAGS, flags_of
 from lightspan_vllm.weights import ServerSpec
 from tests.vllm_servers.conftest import TOLERANCE, Start
+from tests.vllm_servers.scripts import LATEST_S, lines_of, steps_of, training
+
+STEPS = 5
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -89,6 +93,21 @@ class TestSmolVLM(TestQwen3):
     family = "smolvlm"
 
 
+def test_a_training_of_agents_that_see(python: str, tmp_path: Path) -> None:
+    """Both policies of one server look at images, and learner and server see the same ones."""
+    model = seeing(tmp_path / "model", "qwen2_5_vl", tied=True)
+    folder = tmp_path / "run"
+    script = Path(__file__).parents[1] / "apps" / "train_vllm.py"
+    with training(script, folder, model, python, STEPS, "--lora", "--images") as process:
+        process.wait(LATEST_S)
+    assert process.returncode == 0, folder.with_suffix(".log").read_text()[-4000:]
+    assert steps_of(folder) == STEPS
+    evaluations = [line["mean"] for line in lines_of(folder) if line["kind"] == "eval"]
+    assert evaluations[-1] > evaluations[0] + 0.05
+    gap = "learner/logprob_gap_max"
+    assert max(line[gap] for line in lines_of(folder) if gap in line) < 10 * TOLERANCE
+
+
 class TestLoRA(TestQwen25):
     """LoRA of the text part."""
 
@@ -96,21 +115,33 @@ class TestLoRA(TestQwen25):
 
     def other(self, folder: Path, model: Any, seed: int) -> tuple[Any, Any]:
         both = low_rank(model, seed)
-        text = {name: pair for name, pair in both.layers.items() if ".language_model." in name}
+        vision = {name.removesuffix(".weight") for name, _ in vision_parameters(model)}
+        text = {name: pair for name, pair in both.layers.items() if name not in vision}
         weights = msgspec.structs.replace(both, layers=text)
         return weights, merged(folder, weights)
 
-    async def test_missing_flags_for_images_are_named(
-        self, start_seeing: Start, folder: Path, tmp_path: Path
-    ) -> None:
-        address = await asyncio.to_thread(start_seeing, model=folder, flags=FLAGS)
-        engine = VLLMEngine(VLLM(addresses=(address,)), {"reader": folder}, logs=tmp_path)
-        with pytest.raises(ConfigError) as caught:
-            await engine.start()
-        for flag in (
-            "--enable-scale-out",
-            "--no-mm-device-do-normalize",
-            '--hf-overrides \'{"tie_word_embeddings": false, '
-            '"text_config": {"tie_word_embeddings": false}}\'',
-        ):
-            assert flag in str(caught.value)
+
+class TestLoRAOfQwen3(TestLoRA):
+    family = "qwen3_vl"
+    tied = False
+
+
+class TestLoRAOfSmolVLM(TestLoRAOfQwen3):
+    family = "smolvlm"
+
+
+async def test_missing_flags_for_images_are_named(start_seeing: Start, tmp_path: Path) -> None:
+    """Check what a server without the flags says of itself."""
+    folder = seeing(tmp_path / "model", "qwen2_5_vl", tied=True)
+    # beside the loop of the test: `start_seeing` has one of its own
+    address = await asyncio.to_thread(start_seeing, model=folder, flags=FLAGS)
+    engine = VLLMEngine(VLLM(addresses=(address,)), {"reader": folder}, logs=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        await engine.start()
+    for flag in (
+        "--enable-scale-out",
+        "--no-mm-device-do-normalize",
+        '--hf-overrides \'{"tie_word_embeddings": false, '
+        '"text_config": {"tie_word_embeddings": false}}\'',
+    ):
+        assert flag in str(caught.value)

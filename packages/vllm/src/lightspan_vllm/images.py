@@ -17,7 +17,6 @@ from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from lightspan.errors import DataError
 from lightspan.schema.images import PromptImage
@@ -83,7 +82,7 @@ def _packed(value: Any, dtype: str) -> tuple[str, list[int], msgspec.msgpack.Ext
     """Return a tensor as vLLM's messages have it: data type, shape and bytes.
 
     Args:
-        value: a NumPy array.
+        value: a NumPy array or a number.
         dtype: data type of floating-point numbers.
     """
     import torch
@@ -122,7 +121,7 @@ def _tiled(prepared: PreparedImage, run: int) -> _Fields:
     return {
         "pixel_values": (pixels[0, run : run + 1], _rows(1)),
         "pixel_attention_mask": (mask[0, run : run + 1], _rows(1)),
-        "num_patches": (np.array(1), _BATCHED),
+        "num_patches": (1, _BATCHED),
     }
 
 
