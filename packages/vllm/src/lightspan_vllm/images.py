@@ -1,4 +1,4 @@
-"""Images of prompts, in the form in which vLLM takes them beside token ids.
+"""Images of prompts, in the form in which vLLM takes them with token ids.
 
 vLLM's route `/inference/v1/generate` takes the ids of a prompt as they are. For each run of
 placeholders it takes an identifier, its place, and the inputs of the model's vision part. These
