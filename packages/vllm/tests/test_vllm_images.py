@@ -162,6 +162,25 @@ async def test_a_call_that_an_update_cuts_sends_its_images_again(
     assert (server.loaded["lm_head.weight"] == server.loaded[embedded]).all()
 
 
+async def test_an_update_of_lora_cuts_the_calls_with_images(qwen: Path, tmp_path: Path) -> None:
+    """vLLM names a call by its route, so that it would not be cut by the other route's name."""
+    prompt = seen(qwen, picture(), "what?")
+    server = Wire(qwen, lora_rank=8, loras=2, lora_updates=True)
+    server.hold.clear()
+    layer = "model.language_model.layers.0.self_attn.q_proj"
+    pair = (torch.zeros(4, 64), torch.zeros(64, 4))
+    weights = LoRAWeights(rank=4, scale=1.0, layers={layer: pair})
+    async with reading(qwen, tmp_path, server, lora={"reader": 4}) as engine:
+        task = asyncio.create_task(generate_seen(engine, prompt, max_tokens=4))
+        for _ in range(3):
+            await server.served.acquire()
+        await engine.update("reader", weights, 7)
+        server.hold.set()
+        answer = await task
+    assert answer.ids == [51, 51, 51, 52]
+    assert answer.versions == [0, 0, 0, 7]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
