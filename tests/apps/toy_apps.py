@@ -36,6 +36,21 @@ def spell(task: dict[str, Any]) -> float:
 
 
 @lightspan.rollout
+def look(task: dict[str, Any]) -> float:
+    """Call the writer and the checker with an image each, of equal size."""
+    from lightspan_testing.tiny_vision import image_chat, picture
+
+    reward = 0.0
+    for name, colour in (("writer", "red"), ("checker", "blue")):
+        height = 10 + zlib.crc32(task["q"].encode()) % 40
+        messages: Any = image_chat(task["q"], picture(colour, bars=(height, 20)))
+        with lightspan.agent(name):
+            reply = client.chat.completions.create(model="any", max_tokens=4, messages=messages)
+        reward += letters(reply.choices[0].message.content or "")
+    return reward
+
+
+@lightspan.rollout
 def says(task: dict[str, Any]) -> None:
     """Call the writer once, and give no reward."""
     with lightspan.agent("writer"):

@@ -24,6 +24,7 @@ SMALL = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """Options of servers for a machine with little memory that other programs use too."""
+STAND_IN = Path(__file__).with_name("stand_in")
 START_S = 600.0
 TOLERANCE = 3e-5
 """Tolerance of log-probabilities in float32, because vLLM's kernels add up in another order.
@@ -81,6 +82,40 @@ def start(python: str, served: Path, tmp_path_factory: pytest.TempPathFactory) -
 
     The servers end with the module's tests.
     """
+    yield from _starting(python, served, tmp_path_factory)
+
+
+@pytest.fixture(scope="class")
+def start_seeing(
+    python: str, served: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:
+    """Return a function that starts servers of models that see, which end with the class's tests.
+
+    vLLM needs torchvision for such models. The stand-in is used if there is none that loads.
+    """
+    loads = subprocess.run([python, "-c", "import torchvision"], capture_output=True).returncode
+    path = str(STAND_IN) if loads else ""
+    # without a real image processor, vLLM cannot make an image to measure the memory
+    more = ("--skip-mm-profiling",)
+    yield from _starting(python, served, tmp_path_factory, path, more)
+
+
+def _starting(
+    python: str,
+    served: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    path: str = "",
+    always: tuple[str, ...] = (),
+) -> Iterator[Start]:
+    """Yield the function of `start`; stop its servers in the end.
+
+    Args:
+        python: vLLM's interpreter.
+        served: the model that is served by default.
+        tmp_path_factory: pytest's.
+        path: a folder of modules for the servers; "" for none.
+        always: arguments of all servers.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def started(
@@ -90,14 +125,16 @@ def start(python: str, served: Path, tmp_path_factory: pytest.TempPathFactory) -
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *flags, *more]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *always]
+        command += [*flags, *more]
         if "--dtype" not in more:
             command += ["--dtype", "float32"]
         log = tmp_path_factory.mktemp("server") / "log"
+        paths = os.pathsep.join(filter(None, [ENVIRONMENT["PYTHONPATH"], path]))
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **ENVIRONMENT, **SMALL},
+                env={**os.environ, **ENVIRONMENT, **SMALL, "PYTHONPATH": paths},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -50,6 +50,8 @@ class Wire:
 
     def __init__(self, folder: Path, **info: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
+        seeing = config.get("text_config")
+        config = seeing or config
         self.info = {
             "vllm": "0.32.0",
             "model": str(folder),
@@ -68,6 +70,8 @@ class Wire:
             "loras": 0,
             "lora_updates": False,
             "device": "cpu",
+            "sees": seeing is not None,
+            "normalizes": False,
             **info,
         }
         self.label = "default"
@@ -80,6 +84,8 @@ class Wire:
         self.brought: list[dict[str, Any]] = []
         """The contents of each LoRA that was loaded: its tensors by name and its configuration."""
         self.asked: list[dict[str, Any]] = []
+        self.reads: list[int] | None = None
+        """Ids that calls with images report to have used; None for those of the call."""
         self.came = asyncio.Event()
         """Set when a call has come."""
         self.served = asyncio.Semaphore(0)
@@ -126,6 +132,7 @@ class Wire:
         app.router.add_post("/v1/load_lora_adapter", self._load_lora)
         app.router.add_post("/v1/unload_lora_adapter", self._unload_lora)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/inference/v1/generate", self._generate)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
         if socket:
@@ -272,27 +279,40 @@ class Wire:
         finally:
             del self.cuts[name]
 
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if not await request.json():
+            return web.Response(status=422)
+        name = f"generate-tokens-{request.headers['X-Request-Id']}"
+        self.cuts[name] = asyncio.Event()
+        try:
+            return await self._answer(request, self.cuts[name])
+        finally:
+            del self.cuts[name]
+
     async def _answer(self, request: web.Request, cut: asyncio.Event) -> web.StreamResponse:
         self._refusal(request)
         asked = await request.json()
         self.asked.append(asked)
         self.came.set()
+        prompt = asked.get("token_ids") and (self.reads or asked["token_ids"])
+        most = asked.get("sampling_params", asked)["max_tokens"]
         ids: list[int] = []
         finish = "length"
         response = web.StreamResponse()
         if asked["stream"]:
             await response.prepare(request)
-        while len(ids) < asked["max_tokens"]:
-            if await self._is_cut(cut, last=len(ids) == asked["max_tokens"] - 1):
+        while len(ids) < most:
+            if await self._is_cut(cut, last=len(ids) == most - 1):
                 finish = "abort"
                 break
             ids.append(self.loras.get(asked["model"], 10 + self.updates))
             self.served.release()
-            if asked["stream"] and len(ids) < asked["max_tokens"]:
-                await response.write(_event(ids[-1:], None))
+            if asked["stream"] and len(ids) < most:
+                await response.write(_event(ids[-1:], None, prompt if len(ids) == 1 else None))
         if not asked["stream"]:
-            return web.json_response(body(ids, finish))
-        await response.write(_event(ids[-1:] if finish == "length" else [], finish))
+            return web.json_response(body(ids, finish, prompt))
+        prompt = prompt if len(ids) < 2 else None
+        await response.write(_event(ids[-1:] if finish == "length" else [], finish, prompt))
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -313,13 +333,17 @@ class Wire:
             await self.hold.wait()
 
 
-def body(ids: list[int], finish: str | None) -> dict[str, Any]:
-    logprobs = {"token_logprobs": [-0.5] * len(ids)}
-    return {"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": finish}]}
+def body(ids: list[int], finish: str | None, prompt: list[int] | None = None) -> dict[str, Any]:
+    """Return a response; `prompt` has the ids of a prompt with images."""
+    logprobs: dict[str, Any] = {"token_logprobs": [-0.5] * len(ids)}
+    if prompt is not None:
+        logprobs = {"content": [{"token_id": token, "logprob": -0.5} for token in ids]}
+    choice = {"token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
+    return {"prompt_token_ids": prompt, "choices": [choice]}
 
 
-def _event(ids: list[int], finish: str | None) -> bytes:
-    return b"data: " + json.dumps(body(ids, finish)).encode() + b"\n\n"
+def _event(ids: list[int], finish: str | None, prompt: list[int] | None = None) -> bytes:
+    return b"data: " + json.dumps(body(ids, finish, prompt)).encode() + b"\n\n"
 
 
 @asynccontextmanager

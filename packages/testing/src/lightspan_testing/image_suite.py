@@ -86,6 +86,11 @@ class ImageEngineSuite:
         """Return an unstarted engine that serves `models` (policy name → folder)."""
         raise NotImplementedError
 
+    def other(self, folder: Path, model: Any, seed: int) -> tuple[Any, Any]:
+        """Return random weights for an update, and a model that has these weights."""
+        weights = perturbed(model, seed)
+        return weights, with_weights(folder, weights)
+
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -194,13 +199,13 @@ class ImageEngineSuite:
         prompt = [*ids, *first.ids, *more], (*images, *moved)
         self.expect(await generate_seen(engine, prompt), model, prompt)
 
-    async def test_an_update_changes_the_vision_part_too(
+    async def test_the_same_prompt_after_an_update(
         self, engine: TokenEngine, folder: Path, model: Any, tokenizer: ImageTokenizer
     ) -> None:
+        """Neither pages nor features that the former weights computed are used."""
         prompt = tokenizer.render_images(image_chat(picture(), "what?"))
         self.expect(await generate_seen(engine, prompt), model, prompt)
-        weights = perturbed(model, seed=3)
-        moved = with_weights(folder, weights)
+        weights, moved = self.other(folder, model, seed=3)
         await engine.update("reader", weights, 1)
         self.expect(await generate_seen(engine, prompt), moved, prompt, version=1)
 
@@ -217,8 +222,8 @@ class ImageEngineSuite:
             for number, each in enumerate(3 * prompts)
         ]
         await asyncio.sleep(0.05)
-        weights = perturbed(model, seed=4)
-        models = [model, with_weights(folder, weights)]
+        weights, moved = self.other(folder, model, seed=4)
+        models = [model, moved]
         await engine.update("reader", weights, 1)
         for prompt, answer in zip(3 * prompts, await asyncio.gather(*calls), strict=True):
             by_version = [image_reference(each, prompt, answer.ids) for each in models]

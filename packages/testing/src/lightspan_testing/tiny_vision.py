@@ -65,6 +65,7 @@ def tiny_seeing_model(
     template: str = "",
     max_pixels: int = 112 * 112,
     scale: float = 0.1,
+    tied: bool | None = None,
 ) -> Path:
     """Build a random model that sees; save it, its tokenizer and its image processor in `folder`.
 
@@ -81,6 +82,7 @@ def tiny_seeing_model(
         template: a chat template; empty for one that writes images where they are in a message.
         max_pixels: maximum number of pixels of an image (`qwen2_5_vl`, `qwen3_vl`).
         scale: standard deviation of the weights; larger than usual, so that errors show.
+        tied: whether the output layer is the embeddings; None for what the family does.
 
     Returns:
         The folder.
@@ -108,6 +110,8 @@ def tiny_seeing_model(
         "pad_token_id": tokenizer.pad_token_id,
     }
     config = _CONFIGS[family](text, tokenizer.convert_tokens_to_ids, hidden // heads)
+    if tied is not None:
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         make: Any = transformers.AutoModelForImageTextToText.from_config

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Mapping, Sequence
+import io
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -22,10 +23,15 @@ from lightspan_vllm.requirements import ServerInfo, without_routes
 from lightspan_vllm.timings import ServerTimings
 from lightspan_vllm.weights import LABEL, LoRAFiles, Weights
 
+COMPLETIONS: Final = "/v1/completions"
+GENERATE: Final = "/inference/v1/generate"
+"""Route for prompts with images."""
 CONTROL_S: Final = 600.0
 """Timeout of control requests, such as loading weights, in seconds."""
 _NOT_LISTENING: Final = (errno.ECONNREFUSED, errno.ENOENT)
 """Error numbers of connecting to a closed port or a missing socket file."""
+_CLAMPED: Final = -9999.0
+"""What vLLM returns in place of a log-probability that is not a number."""
 _MAX_DETAIL: Final = 500
 """Maximum number of characters of a server's response in an error message."""
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -72,8 +78,19 @@ class Chunk(NamedTuple):
     """Version of the weights that sampled the tokens. `Client` leaves it 0; `Server` sets it."""
 
 
+class _Sampled(msgspec.Struct):
+    logprob: float | None = None
+
+
 class _Logprobs(msgspec.Struct):
     token_logprobs: list[float | None] = []
+    """Log-probabilities of `/v1/completions`."""
+    content: list[_Sampled] = []
+    """Log-probabilities of `GENERATE`."""
+
+    @property
+    def values(self) -> list[float | None]:
+        return self.token_logprobs or [_unclamped(token.logprob) for token in self.content]
 
 
 class _Choice(msgspec.Struct):
@@ -84,6 +101,8 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
+    prompt_token_ids: list[int] | None = None
+    """Ids of the prompt, in the first response of `GENERATE`."""
     error: Any = None
 
 
@@ -197,7 +216,17 @@ class Client:
                 "the server with the lightspan_vllm_plugin.py of this version"
             ) from error
         self._workers, self._vocabulary = info.workers, info.vocabulary
+        if info.sees:
+            info = msgspec.structs.replace(info, takes_images=await self._takes_images())
         return info
+
+    async def _takes_images(self) -> bool:
+        """Return whether the route for prompts with images is enabled."""
+        try:
+            await self._call("POST", GENERATE, {})
+        except Refused as error:  # enabled, it refuses the empty request as invalid
+            return error.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+        return True
 
     async def label(self) -> str:
         """Return the label that `name_weights` gave the server's weights; at first it is `default`.
@@ -226,8 +255,9 @@ class Client:
         """
         if request_ids is None:
             body = {}
-        else:  # vLLM's ids of a call's only choice
-            body = {"request_ids": [f"cmpl-{request_id}-0" for request_id in request_ids]}
+        else:  # vLLM's ids of a call's only choice, in either route
+            names = ("cmpl-{}-0", "generate-tokens-{}")
+            body = {"request_ids": [name.format(each) for each in request_ids for name in names]}
         await self._call("POST", "/abort_requests", body)
 
     async def resume(self) -> None:
@@ -310,6 +340,7 @@ class Client:
         max_tokens: int,
         eos_ids: Sequence[int],
         stream: bool,
+        images: Callable[[], dict[str, Any]] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Yield the tokens by which the server continues a prompt. Call `info` before.
 
@@ -321,14 +352,16 @@ class Client:
             max_tokens: maximum number of tokens.
             eos_ids: ids that end the answer.
             stream: whether to yield chunks as they are generated; otherwise there is one chunk.
+            images: returns the images of the prompt, as `image_features` does; None for a prompt
+                without images.
 
         Raises (while iterating):
-            Refused: the server refused the call, or its response is invalid.
+            DataError: as `images` raises.
+            Refused: the server refused the call, or its response is invalid, or it has used other
+                ids than those of the prompt.
             Unreachable: the server cannot be reached, or the connection broke.
         """
-        body = {
-            "model": lora or self._model,
-            "prompt": list(prompt),
+        settings = {
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -339,41 +372,56 @@ class Client:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "stop_token_ids": list(eos_ids),
-            "add_special_tokens": False,
             "logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "stream": stream,
         }
+        shared = {"model": lora or self._model, "return_token_ids": True, "stream": stream}
+        route = COMPLETIONS if images is None else GENERATE
+        unchecked = images is not None
         try:
             async with self._open().post(
-                f"{self._base}/v1/completions",
-                data=msgspec.json.encode(body),
+                f"{self._base}{route}",
+                # images may have megabytes: no variable holds them during the call, and aiohttp
+                # sends a file in pieces
+                data=_encode_completion(shared, settings, prompt)
+                if images is None
+                else await asyncio.to_thread(_encode_seen, shared, settings, prompt, images),
                 headers={**_JSON, "X-Request-Id": request_id},
                 allow_redirects=False,
             ) as response:
                 if response.status != 200:
-                    raise _refusal(self.address, response.status, await response.read())
+                    raise _refusal(self.address + route, response.status, await response.read())
                 self._responses.add(response)
                 try:
                     if not stream:
-                        yield self._chunk(await response.read())
+                        yield self._chunk(await response.read(), prompt if unchecked else None)
                         return
                     async for payload in server_events(response.content):
                         if payload != END.encode():
-                            yield self._chunk(payload)
+                            yield self._chunk(payload, prompt if unchecked else None)
+                            unchecked = False
                 finally:
                     self._responses.discard(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._unreachable(error) from error
 
-    def _chunk(self, payload: bytes) -> Chunk:
+    def _chunk(self, payload: bytes, prompt: Sequence[int] | None) -> Chunk:
+        """Return the tokens of a response.
+
+        Args:
+            payload: the response.
+            prompt: ids that the response must report as those of the prompt; None for no check.
+        """
         try:
             completion = msgspec.json.decode(payload, type=_Completion)
         except _UNREADABLE as error:
             raise Refused(f"{self.address} returned an invalid completion: {error}") from error
         if completion.error is not None:
             raise Unreachable(f"{self.address} broke off: {str(completion.error)[:_MAX_DETAIL]}")
+        if prompt is not None and completion.prompt_token_ids != list(prompt):
+            raise Refused(
+                f"{self.address} has used another prompt with images than lightspan's: "
+                f"{_difference(prompt, completion.prompt_token_ids or [])}"
+            )
         if not completion.choices:
             return Chunk([], [], None)
         choice = completion.choices[0]
@@ -389,7 +437,7 @@ class Client:
                 f"{self.address} returned token id {invalid[0]}, but its model's ids are from 0 to "
                 f"{self._vocabulary - 1}: it is not vLLM, or a proxy changes its responses"
             )
-        values = [] if choice.logprobs is None else choice.logprobs.token_logprobs
+        values = [] if choice.logprobs is None else choice.logprobs.values
         logprobs = [value for value in values if value is not None]
         if len(values) != len(ids) or len(logprobs) != len(ids):
             null = len(values) - len(logprobs)
@@ -473,8 +521,49 @@ def is_gone(health_error: EngineError | None) -> bool:
     return isinstance(health_error, Unreachable) and health_error.not_listening
 
 
-def _refusal(address: str, status: int, answer: bytes) -> EngineError:
-    message = f"{address}/v1/completions: {status} {_text(answer)}"
+def _encode_completion(
+    shared: Mapping[str, Any], settings: Mapping[str, Any], prompt: Sequence[int]
+) -> bytes:
+    body = {
+        **shared,
+        **settings,
+        "prompt": list(prompt),
+        "add_special_tokens": False,
+        "return_tokens_as_token_ids": True,
+    }
+    return msgspec.json.encode(body)
+
+
+def _encode_seen(
+    shared: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    prompt: Sequence[int],
+    images: Callable[[], dict[str, Any]],
+) -> io.BytesIO:
+    body = {
+        **shared,
+        "sampling_params": {**settings, "detokenize": False},
+        "token_ids": list(prompt),
+        "features": images(),
+    }
+    return io.BytesIO(msgspec.json.encode(body))
+
+
+def _unclamped(logprob: float | None) -> float | None:
+    """Return a log-probability of `GENERATE`; None if vLLM has replaced one that is no number."""
+    return None if logprob == _CLAMPED else logprob
+
+
+def _difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
+    """Return where two lists of ids differ first."""
+    place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if place is None:
+        return f"{len(theirs)} ids instead of {len(ours)}"
+    return f"id {theirs[place]} instead of {ours[place]} at index {place}"
+
+
+def _refusal(where: str, status: int, answer: bytes) -> EngineError:
+    message = f"{where}: {status} {_text(answer)}"
     # a server whose engine has died returns 500 until it ends
     return Unreachable(message) if status >= 500 else Refused(message, status)
 

@@ -13,6 +13,9 @@ the servers, so that its keys and values are never used for another version. An 
 version and aborts the calls of this policy. When they have ended, it unloads the former version.
 Calls of other policies continue.
 
+**Images** are prepared here, and sent with the ids of the prompt. The ids that the server reports
+to have used are compared with them. Each submission of a call sends its images again.
+
 **Lost servers.** A server that the engine started is restarted. For a server that the user started,
 the engine waits. A server that is back gets the current weights before any call. Calls of a lost
 server resume on other servers, or when the server is back.
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -48,7 +52,9 @@ from lightspan.runners.foreign_python import find_interpreter
 from lightspan_programs.process import guarding
 from lightspan_torch.engine.lora import check_low_rank, check_ranks, is_low_rank
 from lightspan_torch.engine.tokenizer import TEMPLATE_DATE, load_tokenizer
+from lightspan_torch.vision.tokenizer import SeeingTokenizer
 from lightspan_vllm.config import VISIBLE, VLLM
+from lightspan_vllm.images import SERVED
 from lightspan_vllm.process import Process, command, environment
 from lightspan_vllm.requirements import check_parallel, max_lora_rank
 from lightspan_vllm.server_pool import TEMPERATURES, ServerPool, first_of
@@ -56,6 +62,8 @@ from lightspan_vllm.supervised_server import Server
 from lightspan_vllm.timings import ServerTimings
 from lightspan_vllm.weight_sync_check import Probe, check_probes
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, WeightStore
+
+log = logging.getLogger(__name__)
 
 CAPABILITIES: Final = EngineCapabilities(
     exact_tokens=True,
@@ -66,10 +74,9 @@ CAPABILITIES: Final = EngineCapabilities(
     temperatures=TEMPERATURES,
     in_place_update=True,
     trainable_truncation=True,
-    images=(),
 )
-"""Calls with images are refused, whatever the model. Calls with a grammar are refused: vLLM has
-grammars, but it is not verified that it masks the same tokens as the learner."""
+"""Calls with a grammar are refused: vLLM has grammars, but it is not verified that it masks the
+same tokens as the learner."""
 INSTALL_HINT: Final = (
     "make vLLM's environment first, such as with `python3 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm`, on a machine without a GPU as docs/guides/vllm.md says, and "
@@ -147,6 +154,10 @@ class VLLMEngine(TokenEngine, ProbedEngine):
             )
             for policy, spec in self._specs.items()
         }
+        self._no_images = {
+            policy: _no_images(spec, self._tokenizers[policy])
+            for policy, spec in self._specs.items()
+        }
         self._pools: dict[str, ServerPool] = {}
         self._versions = dict.fromkeys(models, 0)
         self._stack = AsyncExitStack()
@@ -161,7 +172,8 @@ class VLLMEngine(TokenEngine, ProbedEngine):
     @property
     def capabilities(self) -> EngineCapabilities:
         lora = tuple(policy for policy, rank in self._ranks.items() if rank)
-        return msgspec.structs.replace(CAPABILITIES, lora=lora)
+        images = tuple(policy for policy, reason in self._no_images.items() if not reason)
+        return msgspec.structs.replace(CAPABILITIES, lora=lora, images=images)
 
     async def start(self) -> None:
         """Start the servers, or connect to them, and check that they can be used.
@@ -273,6 +285,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
                 raise EngineClosedError
             if is_low_rank(weights, policy, rank):
                 check_low_rank(pool.spec.shapes, weights, policy, rank or 0)
+                pool.spec.check_lora(weights, policy)
                 files = await asyncio.to_thread(exchange.write_lora, weights, policy, version)
                 await pool.update_lora(policy, files)
             else:
@@ -356,7 +369,9 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         lora: Mapping[str, LoRAFiles],
     ) -> ServerPool:
         first = group[0]
-        pool = ServerPool(group, self._specs[first], self._tokenizers[first], lora)
+        pool = ServerPool(
+            group, self._specs[first], self._tokenizers[first], lora, self._no_images[first]
+        )
         stem = re.sub(r"[^\w+]|_", "-", "+".join(group))[:MAX_STEM]
         addresses = self._addresses.get(first) or ("",) * self.settings.servers
         for number, address in enumerate(addresses):
@@ -389,3 +404,14 @@ class VLLMEngine(TokenEngine, ProbedEngine):
         if self._loop is not asyncio.get_running_loop():
             raise EngineError("the engine belongs to another event loop, the one that started it")
         return self._pools[policy]
+
+
+def _no_images(spec: ServerSpec, tokenizer: ChatTokenizer) -> str:
+    """Return why a policy takes no images; "" if it takes some. Log it if its model sees."""
+    if not isinstance(tokenizer, SeeingTokenizer):
+        return "its model does not see, or its image processor cannot be loaded (see the log)"
+    if not spec.family:
+        reason = f"with vLLM, images are taken by models of the types {', '.join(sorted(SERVED))}"
+        log.warning("images are refused for %s: %s", spec.name, reason)
+        return reason
+    return ""

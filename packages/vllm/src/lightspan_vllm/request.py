@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from lightspan.protocols.decoding import StopWatcher
 from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, TokenChunk
@@ -24,12 +25,20 @@ class Job:
         tokenizer: the policy's tokenizer.
         limit: maximum number of tokens of the answer.
         stream: whether chunks are sent as they are generated.
+        images: returns the images of the prompt in vLLM's form; None if it has none.
     """
 
     def __init__(
-        self, request: GenerationRequest, tokenizer: ChatTokenizer, *, limit: int, stream: bool
+        self,
+        request: GenerationRequest,
+        tokenizer: ChatTokenizer,
+        *,
+        limit: int,
+        stream: bool,
+        images: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.request = request
+        self.images = images
         self.tries = 0
         """Number of submissions since the last one that returned a token."""
         self._limit = limit

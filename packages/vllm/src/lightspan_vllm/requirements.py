@@ -25,6 +25,9 @@ FLAGS: Final = (*_ALWAYS, "--weight-transfer-config", f'{{"backend": "{TRANSFER}
 UNTIED: Final = ("--hf-overrides", '{"tie_word_embeddings": false}')
 """Flag for a model with tied embeddings. Without this flag, vLLM would keep the old output layer
 after an update, and report no error."""
+SEEING: Final = ("--enable-scale-out", "--no-mm-device-do-normalize")
+"""Flags for a model that sees. The first enables the route for prompts with images. Without the
+second, vLLM would normalise pixels that are normalised already, and report no error."""
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank."""
 UPDATING: Final = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
@@ -61,6 +64,12 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of LoRA adapters at the same time; 0 if LoRA is disabled."""
     lora_updates: bool
     device: str
+    sees: bool
+    """Whether the model sees."""
+    normalizes: bool
+    """Whether the server normalises the pixels of images itself."""
+    takes_images: bool = False
+    """Whether the route for prompts with images is enabled; the client finds this out."""
 
 
 def max_lora_rank(rank: int) -> int:
@@ -80,15 +89,27 @@ def max_lora_rank(rank: int) -> int:
 
 def flags_of(spec: ServerSpec) -> tuple[str, ...]:
     """Return the flags that a server needs in addition to its model and data type."""
+    seeing = SEEING if spec.family else ()
     if not spec.lora_rank:
-        return (*FLAGS, *(UNTIED if spec.tied else ()))
+        return (*FLAGS, *untied(spec), *seeing)
     return (
         *_ALWAYS,
+        *seeing,
         "--enable-lora",
         *("--max-lora-rank", str(max_lora_rank(spec.lora_rank))),
         # one more: a policy's next version is loaded before the former is unloaded
         *("--max-loras", str(spec.loras + 1)),
     )
+
+
+def untied(spec: ServerSpec) -> tuple[str, ...]:
+    """Return the flag that gives a model with tied embeddings an output layer of its own."""
+    if not spec.tied:
+        return ()
+    if not spec.family:
+        return UNTIED
+    own = '"tie_word_embeddings": false'
+    return UNTIED[0], f'{{{own}, "text_config": {{{own}}}}}'
 
 
 def start_command(spec: ServerSpec) -> str:
@@ -154,7 +175,9 @@ def check_server_info(address: str, info: ServerInfo, spec: ServerSpec) -> None:
             f"{FLAGS[3]}"
         )
     problems += _device_problems(info, spec)
-    problems += _lora_problems(info, spec) if spec.lora_rank else _update_problems(info)
+    problems += _lora_problems(info, spec) if spec.lora_rank else _update_problems(info, spec)
+    if spec.family:
+        problems += _image_problems(info)
     if problems:
         raise ConfigError(
             f"the server at {address} (vLLM {info.vllm}) cannot be used: {'; '.join(problems)}. "
@@ -189,14 +212,14 @@ def _device_problems(info: ServerInfo, spec: ServerSpec) -> list[str]:
     return problems
 
 
-def _update_problems(info: ServerInfo) -> list[str]:
+def _update_problems(info: ServerInfo, spec: ServerSpec) -> list[str]:
     problems = []
     if info.transfer != TRANSFER:
         problems.append(f"it cannot receive weights from lightspan: {FLAGS[6]} '{FLAGS[7]}'")
     if info.tied:
         problems.append(
             f"its embeddings are tied, so that an update would not change its output layer: "
-            f"{UNTIED[0]} '{UNTIED[1]}'"
+            f"{UNTIED[0]} '{(untied(spec) or UNTIED)[1]}'"
         )
     return problems
 
@@ -212,4 +235,13 @@ def _lora_problems(info: ServerInfo, spec: ServerSpec) -> list[str]:
         problems.append(f"its maximum number of LoRA is {info.loras}: --max-loras {loras}")
     if not info.lora_updates:
         problems.append(f"it loads no LoRA while it runs: {UPDATING}=1")
+    return problems
+
+
+def _image_problems(info: ServerInfo) -> list[str]:
+    problems = []
+    if not info.takes_images:
+        problems.append(f"its route for prompts with images is disabled: {SEEING[0]}")
+    if info.normalizes:
+        problems.append(f"it would normalise the pixels of images twice: {SEEING[1]}")
     return problems

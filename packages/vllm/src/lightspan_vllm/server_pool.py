@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from lightspan.errors import EngineClosedError, EngineError, LightspanError, UnsupportedError
 from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, TokenChunk
+from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import Sampling
 from lightspan_torch.engine.request_checks import check_request, copy_of
+from lightspan_torch.vision.tokenizer import SeeingTokenizer
 from lightspan_vllm.client import Chunk, Unreachable
+from lightspan_vllm.images import image_features
 from lightspan_vllm.load_balancer import LoadBalancer
 from lightspan_vllm.request import Job
 from lightspan_vllm.supervised_server import Server
@@ -21,6 +25,9 @@ from lightspan_vllm.weight_sync_check import Probe
 from lightspan_vllm.weights import LoRAFiles, ServerSpec, TargetWeights, Weights
 
 log = logging.getLogger(__name__)
+
+Prompt: TypeAlias = tuple[list[int], tuple[PromptImage, ...]]
+"""The ids of a prompt, and its images."""
 
 MAX_TRIES: Final = 4
 """A call fails after this many consecutive submissions that returned no token."""
@@ -47,6 +54,7 @@ class ServerPool:
         spec: specification of the servers.
         tokenizer: the model's tokenizer.
         lora: policy → initial LoRA; empty for a policy with whole weights.
+        no_images: why the policies take no images; "" if they take some.
     """
 
     def __init__(
@@ -55,12 +63,14 @@ class ServerPool:
         spec: ServerSpec,
         tokenizer: ChatTokenizer,
         lora: Mapping[str, LoRAFiles],
+        no_images: str,
     ) -> None:
         self.policies = tuple(policies)
         self.name = f"polic{'y' if len(policies) == 1 else 'ies'} {', '.join(policies)}"
         """Name of the pool in messages."""
         self.spec = spec
         self.tokenizer = tokenizer
+        self._no_images = no_images
         self.servers: list[Server] = []
         self.target = TargetWeights(spec.as_saved(0), lora)
         """The current weights, which every server must get."""
@@ -69,7 +79,7 @@ class ServerPool:
         self._removed_cpu_s = 0.0
         """CPU seconds of servers that were removed from the pool."""
         self._balancer: LoadBalancer[Server] = LoadBalancer()
-        self._recent: dict[str, deque[list[int]]] = {
+        self._recent: dict[str, deque[Prompt]] = {
             policy: deque(maxlen=PROBES) for policy in policies
         }
         self._changed = asyncio.Event()
@@ -136,11 +146,26 @@ class ServerPool:
             context=self._context,
             vocabulary=self.spec.vocabulary,
             options="VLLM(context_length=…)",
+            no_images=self._no_images,
             temperatures=TEMPERATURES,
         )
         if len(prompt) <= min(PROBE_LENGTH, self._context - PROBE_TOKENS):
-            self._recent[request.policy].append(prompt)
-        return Job(request, self.tokenizer, limit=limit, stream=stream)
+            self._recent[request.policy].append((prompt, request.images))
+        images = self._features(prompt, request.images)
+        return Job(request, self.tokenizer, limit=limit, stream=stream, images=images)
+
+    def _features(
+        self, ids: list[int], images: Sequence[PromptImage]
+    ) -> Callable[[], dict[str, Any]] | None:
+        """Return a function that prepares the images of a prompt; None if there are none.
+
+        They are prepared again for each submission, because they may have megabytes.
+        """
+        if not images:
+            return None
+        assert isinstance(self.tokenizer, SeeingTokenizer)
+        processor, spec = self.tokenizer.images, self.spec
+        return partial(image_features, ids, images, processor, spec.family, spec.dtype)
 
     async def run(self, job: Job) -> AsyncGenerator[TokenChunk, None]:
         """Yield the chunks of a call's answer. The call is submitted again after each interruption.
@@ -161,6 +186,7 @@ class ServerPool:
                     max_tokens=job.remaining,
                     eos_ids=sorted(self.tokenizer.eos_ids),
                     stream=job.streams,
+                    images=job.images,
                 )
                 async with contextlib.aclosing(self._until_closed(chunks)) as followed:
                     async for chunk in followed:
@@ -306,14 +332,14 @@ class ServerPool:
             EngineError: a server does not answer, or the pool has ended.
         """
         greeting = self.tokenizer.render([{"role": "user", "content": "Hello"}])
-        prompts = list(self._recent[policy]) or [greeting[: self._context - PROBE_TOKENS]]
+        prompts = list(self._recent[policy]) or [(greeting[: self._context - PROBE_TOKENS], ())]
         return [
             await self._probe(server, policy, prompt)
             for server in self.servers
             for prompt in prompts
         ]
 
-    async def _probe(self, server: Server, policy: str, prompt: list[int]) -> Probe:
+    async def _probe(self, server: Server, policy: str, prompt: Prompt) -> Probe:
         for _ in range(MAX_TRIES):
             reason: Unreachable | None = None
             try:
@@ -325,7 +351,8 @@ class ServerPool:
                 return Probe(
                     where=server.name,
                     version=chunks[0].version,
-                    prompt_ids=prompt,
+                    prompt_ids=prompt[0],
+                    images=prompt[1],
                     ids=chunks[0].ids,
                     logprobs=chunks[0].logprobs,
                     tolerance=TOLERANCE[self.spec.dtype],
@@ -335,9 +362,16 @@ class ServerPool:
             self._check_open()
         raise EngineError(f"{server.name} does not answer after an update")
 
-    async def _answer(self, server: Server, policy: str, prompt: list[int]) -> list[Chunk]:
+    async def _answer(self, server: Server, policy: str, prompt: Prompt) -> list[Chunk]:
+        ids, images = prompt
         chunks = server.complete(
-            policy, prompt, Sampling(), max_tokens=PROBE_TOKENS, eos_ids=(), stream=False
+            policy,
+            ids,
+            Sampling(),
+            max_tokens=PROBE_TOKENS,
+            eos_ids=(),
+            stream=False,
+            images=self._features(ids, images),
         )
         async with contextlib.aclosing(self._until_closed(chunks)) as followed:
             return [chunk async for chunk in followed]

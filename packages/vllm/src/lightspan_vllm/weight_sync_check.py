@@ -10,6 +10,7 @@ import msgspec
 from lightspan.errors import EngineError
 from lightspan.lightning.rows import Response, Row
 from lightspan.protocols.engine import Score
+from lightspan.schema.images import PromptImage
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the server, for messages."""
     version: int
     prompt_ids: list[int]
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt."""
     ids: list[int]
     logprobs: list[float]
     tolerance: float
@@ -91,4 +94,5 @@ def _row(probe: Probe, policy: str) -> Row:
         versions=[0] * prompt + [probe.version] * answer,
         temperatures=[1.0] * size,
         responses=(Response(prompt, answer),),
+        images=probe.images,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from lightspan.protocols.engine import LoRAWeights
 from lightspan_torch.engine.hub import cannot_load, locate
 from lightspan_torch.engine.tokenizer import context_length
 from lightspan_torch.tempdirs import OwnedTempDir
+from lightspan_vllm.images import SERVED
 
 PREFIX: Final = "lightspan-weights-"
 LABEL: Final = "lightspan-"
@@ -30,6 +32,7 @@ EMBEDDINGS: Final = "model.embed_tokens.weight"
 BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 FILE_TYPES: Final[Mapping[str, str]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Data type in safetensors files → torch's name for it."""
+_EMBEDDINGS: Final = re.compile(r"\bembed_tokens\.weight$")
 _LINEAR: Final = ("_proj", "query_key_value", "Wqkv")
 """Name endings of linear layers in models that vLLM serves with LoRA."""
 
@@ -101,6 +104,12 @@ class ServerSpec:
     """Maximum rank of the policies' LoRA; 0 if the server serves whole weights."""
     loras: int = 0
     """Number of LoRA policies, including those whose weights never change; 0 for whole weights."""
+    family: str = ""
+    """Type of the model's configuration, if vLLM gets images for it (`images.SERVED`); else ""."""
+    vision: frozenset[str] = frozenset()
+    """Names of the weights of the vision part of such a model."""
+    embeddings: tuple[str, str] = (EMBEDDINGS, EMBEDDINGS)
+    """Name of the embeddings' weight in updates, and in the model's files."""
 
     @classmethod
     def of(cls, model: Any, *, dtype: str | None, context: int | None) -> ServerSpec:
@@ -132,9 +141,18 @@ class ServerSpec:
         text = config.get_text_config()
         own = context_length(config)
         tied = bool(getattr(text, "tie_word_embeddings", False))
+        seeing: dict[str, Any] = {}
+        if config.model_type in SERVED:
+            saved = next(filter(_EMBEDDINGS.search, sorted(shapes)), EMBEDDINGS)
+            shapes, vision, embeddings = _seeing_weights(config)
+            seeing = {
+                "family": config.model_type,
+                "vision": vision,
+                "embeddings": (embeddings, saved),
+            }
         if tied:
             shapes.pop(HEAD, None)
-            if EMBEDDINGS not in shapes:
+            if not seeing and EMBEDDINGS not in shapes:
                 raise ModelError(
                     f"{origin.name} ties its output layer to its embeddings but has no weight "
                     f"{EMBEDDINGS}: lightspan does not know vLLM's name of it for "
@@ -151,6 +169,7 @@ class ServerSpec:
             layers=int(text.num_hidden_layers),
             tied=tied,
             heads=int(getattr(text, "num_attention_heads", 0)),
+            **seeing,
         )
 
     @property
@@ -160,7 +179,7 @@ class ServerSpec:
         Empty if the output layer is not tied. Servers get the embeddings under both names. A server
         that got only the embeddings would keep its old output layer.
         """
-        return {HEAD: EMBEDDINGS} if self.tied else {}
+        return {HEAD: self.embeddings[0]} if self.tied else {}
 
     @property
     def bytes(self) -> int:
@@ -176,7 +195,8 @@ class ServerSpec:
         if self.lora_rank:
             return Weights(version=version, label=_label(version), files=(), aliases={})
         files = tuple(str(path) for path in _files(self.folder))
-        return Weights(version=version, label=_label(version), files=files, aliases=self.aliases)
+        aliases = {HEAD: self.embeddings[1]} if self.tied else {}
+        return Weights(version=version, label=_label(version), files=files, aliases=aliases)
 
     def zero_lora(self) -> LoRAWeights:
         """Return LoRA weights that leave the model's output unchanged.
@@ -194,7 +214,7 @@ class ServerSpec:
         for name in sorted(self.shapes, key=lambda name: ("attn" not in name, name)):
             shape = self.shapes[name]
             layer = name.removesuffix(".weight")
-            if len(shape) == 2 and layer.endswith(_LINEAR):
+            if len(shape) == 2 and layer.endswith(_LINEAR) and name not in self.vision:
                 outputs, inputs = shape
                 pair = (torch.zeros(1, inputs), torch.zeros(outputs, 1))
                 return LoRAWeights(rank=1, scale=1.0, layers={layer: pair})
@@ -202,6 +222,21 @@ class ServerSpec:
             f"{self.name} has no layer whose name ends in {' or '.join(_LINEAR)}: lightspan does "
             "not know its LoRA layers in vLLM; have it served merged, with VLLM(merge=True)"
         )
+
+    def check_lora(self, weights: LoRAWeights, policy: str) -> None:
+        """Raise `ModelError` if LoRA weights have layers of the vision part.
+
+        Args:
+            weights: the LoRA weights.
+            policy: the policy's name, for the error message.
+        """
+        seeing = sorted(layer for layer in weights.layers if f"{layer}.weight" in self.vision)
+        if seeing:
+            raise ModelError(
+                f"LoRA weights for policy {policy} change the vision part, which vLLM does not "
+                f"serve so: {seeing[:5]}; adapt the text part alone, or have whole weights served "
+                "with VLLM(merge=True)"
+            )
 
     def check(self, weights: Mapping[str, Any], policy: str) -> None:
         """Raise `ModelError` if names or shapes of weights differ from the model's.
@@ -338,6 +373,30 @@ class WeightStore:
 
 def _whole(spec: ServerSpec, policy: str) -> str:
     return f"the weights of policy {policy}, {_mib(spec.bytes)} as {spec.dtype}"
+
+
+def _seeing_weights(config: Any) -> tuple[dict[str, tuple[int, ...]], frozenset[str], str]:
+    """Return the weights of a model that sees, as the learner names them.
+
+    Their names in the model's files may be others. vLLM knows both.
+
+    Returns:
+        The shapes by name; the names in the vision part; and the name of the embeddings.
+    """
+    import torch
+
+    from lightspan_torch.engine.weights import auto_class
+    from lightspan_torch.vision.features import vision_parameters
+
+    with torch.device("meta"):  # allocates no memory
+        model = auto_class(config).from_config(config)
+    weights = dict(model.named_parameters())
+    embedded = model.get_input_embeddings().weight
+    return (
+        {name: tuple(weight.shape) for name, weight in weights.items()},
+        frozenset(name for name, _ in vision_parameters(model)),
+        next(name for name, weight in weights.items() if weight is embedded),
+    )
 
 
 def _read_shapes(folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from lightspan.errors import DataError
 from lightspan.schema.images import PromptImage
 from lightspan_torch.engine.weights import hash_weights
-from lightspan_torch.vision.processor import ImageProcessor
+from lightspan_torch.vision.processor import ImageProcessor, check_file
 
 CACHE_BYTES: Final = 2**29
 """Maximum bytes of features (and image files) that are kept for later prompts."""
@@ -253,28 +253,17 @@ class Vision:
         Raises:
             DataError: the file is damaged, or it does not fit its digest, grid or placeholders.
         """
-        if hashlib.sha256(image.data).hexdigest() != image.digest:
-            raise DataError(f"the bytes of image {image.digest[:12]} are missing or others")
+        check_file(image)
         key = self.weights, image.digest, image.grid
         found = _CACHE.find(key)
         if found is None:
-            found = _CACHE.add(key, self._length(image), image.data)
+            found = _CACHE.add(key, self.processor.prepare_as(image).length, image.data)
         if not 0 <= image.first <= image.first + image.length <= found.length:
             raise DataError(
                 f"image {image.digest[:12]} has {found.length} placeholders, and a prompt has "
                 f"numbers {image.first} to {image.first + image.length - 1} of it"
             )
         return found
-
-    def _length(self, image: PromptImage) -> int:
-        prepared = self.processor.prepare(image.digest, image.data)
-        if prepared.grid != image.grid:
-            raise DataError(
-                f"image {image.digest[:12]} has the grid {prepared.grid}, and the prompt says "
-                f"{image.grid}: the model's image processor has other settings than when "
-                "the prompt was made"
-            )
-        return prepared.length
 
     def see(self, ids: Sequence[int], images: Sequence[PromptImage]) -> SeenPrompt:
         """Return a prompt as the text part of the model takes it.
@@ -289,14 +278,10 @@ class Vision:
         seen = list(ids)
         runs: list[Run] = []
         for image in images:
-            stop = image.start + image.length
-            if seen[image.start : stop] != [self.processor.image_id] * image.length:
-                raise DataError(
-                    f"the ids from {image.start} to {stop - 1} are not all "
-                    f"{self.processor.image_id}, the placeholder of an image"
-                )
+            self.processor.check_placeholders(seen, image)
             found = self.find(image)
             top = found.first - image.first
+            stop = image.start + image.length
             seen[image.start : stop] = range(top, top - image.length, -1)
             runs.append(Run(image.start, stop, image.first, found))
         return SeenPrompt(seen, runs, self._positions(ids, images), attends_both_ways(self.model))

@@ -12,11 +12,12 @@ import io
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lightspan.errors import DataError, ModelError
+from lightspan.schema.images import PromptImage
 from lightspan_torch.engine.hub import Origin, cannot_load, locate
 
 CACHE_BYTES: Final = 2**27
@@ -101,6 +102,30 @@ class ImageProcessor:
                 self._bytes -= sum(array.nbytes for array in oldest.inputs.values())
         return prepared
 
+    def prepare_as(self, image: PromptImage) -> PreparedImage:
+        """Return the image of a run of placeholders as the model takes it.
+
+        Raises:
+            DataError: as `prepare`; or the image has another grid than the prompt says.
+        """
+        prepared = self.prepare(image.digest, image.data)
+        if prepared.grid != image.grid:
+            raise DataError(
+                f"image {image.digest[:12]} has the grid {prepared.grid}, and the prompt says "
+                f"{image.grid}: the model's image processor has other settings than when "
+                "the prompt was made"
+            )
+        return prepared
+
+    def check_placeholders(self, ids: Sequence[int], image: PromptImage) -> None:
+        """Raise `DataError` if a prompt has other ids than placeholders where an image is."""
+        stop = image.start + image.length
+        if list(ids[image.start : stop]) != [self.image_id] * image.length:
+            raise DataError(
+                f"the ids from {image.start} to {stop - 1} are not all {self.image_id}, the "
+                "placeholder of an image"
+            )
+
     def _prepare(self, digest: str, data: bytes) -> PreparedImage:
         image = decoded(digest, data)
         try:
@@ -110,6 +135,12 @@ class ImageProcessor:
                 f"image {digest[:12]} of {image.width} by {image.height} pixels cannot be prepared "
                 f"by {type(self._processor).__name__}: {error}: crop it, pad it or split it"
             ) from error
+
+
+def check_file(image: PromptImage) -> None:
+    """Raise `DataError` if the file of an image is missing or another one."""
+    if hashlib.sha256(image.data).hexdigest() != image.digest:
+        raise DataError(f"the bytes of image {image.digest[:12]} are missing or others")
 
 
 def decoded(digest: str, data: bytes) -> Any:

@@ -121,7 +121,7 @@ class Extension:
         """Return the description of this server, with the fields of `ServerInfo`."""
         config, model = self.vllm_config, self.model_config
         text, transfer = model.hf_text_config, config.weight_transfer_config
-        lora = config.lora_config
+        lora, images = config.lora_config, model.multimodal_config
         return {
             "vllm": __version__,
             "model": model.model,
@@ -141,6 +141,8 @@ class Extension:
             "loras": 0 if lora is None else lora.max_loras,
             "lora_updates": bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING),
             "device": str(self.device),
+            "sees": images is not None,
+            "normalizes": images is not None and bool(images.mm_device_do_normalize),
         }
 
 
