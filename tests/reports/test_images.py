@@ -13,6 +13,7 @@ import pytest
 import lightspan
 from lightspan import LLM, LightningRL, Trainer
 from lightspan.cli import main
+from lightspan.production.feedback import feedback
 from lightspan.production.record import record
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
@@ -21,6 +22,7 @@ from lightspan_testing.byte_tokenizer import data_url
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.tiny_vision import picture, tiny_seeing_model
 from lightspan_tools.dry_run.report_model import Spread
+from lightspan_torch.sft.chat_dataset import load_chats
 
 ENCODED = "R0lGODlhAgADAIAAAAAAAP///yH5BAAAAAAALAAAAAACAAMAAAIDhB8FADs="
 """An image of 2 × 3 pixels."""
@@ -106,6 +108,33 @@ def test_exported_messages(
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part, part]},
         {"role": "assistant", "content": "a picture"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--images"], "1 messages of 1 rollouts to good.jsonl"),
+        (
+            [],
+            f"0 messages of 1 rollouts to good.jsonl; left out: 1 calls {_REFERENCES}; 1 call "
+            "with images: --images puts in those that the store has, as SFT(from_store=) does",
+        ),
+    ],
+)
+def test_an_export_by_reward_says_what_images_would_add(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    url, attempt, _ = recorded(tmp_path)
+    feedback(attempt, 1.0, store=url)
+    assert len(load_chats(url, min_reward=0.5).chats) == 1
+    monkeypatch.chdir(tmp_path)
+    export = ["export", url, "messages", "--min-reward", "0.5", "-o", "good.jsonl", *arguments]
+    assert main(export) == 0
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 def test_images_are_an_option_of_messages(
