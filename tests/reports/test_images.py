@@ -137,6 +137,38 @@ def test_an_export_by_reward_says_what_images_would_add(
     assert capsys.readouterr().err.splitlines() == [said]
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_tasks_have_the_images_of_the_first_messages(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    is_stored: bool,
+) -> None:
+    url, out = f"sqlite:{tmp_path / 'app.db'}", tmp_path / "tasks.jsonl"
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "What?"}, PART]}]
+    with (
+        ScriptedServer("a picture") as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client,
+        record(url, images=is_stored),
+    ):
+        client.chat.completions.create(model="m", messages=messages)
+    [found] = read_recorded(url)
+    part = PART if is_stored else REFERENCE
+    task = {"messages": [{"role": "user", "content": [{"type": "text", "text": "What?"}, part]}]}
+    assert lightspan.tasks_from_store(url) == [task]
+    warning = (
+        "lightspan: 1 tasks have references in place of images, sounds or files, which the store "
+        f"does not have; attempts: {found.attempt.attempt_id}"
+    )
+    assert caplog.messages == ([] if is_stored else [warning])
+    capsys.readouterr()
+    assert main(["export", url, "tasks", "-o", str(out)]) == 0
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [task]
+    left = "; left out: 1 images, sounds or files of tasks, of which references are kept"
+    said = f"1 tasks of 1 rollouts to {out}{'' if is_stored else left}\n"
+    assert capsys.readouterr().err == said
+
+
 def test_images_are_an_option_of_messages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

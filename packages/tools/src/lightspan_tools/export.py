@@ -47,6 +47,7 @@ from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
 from lightspan_tools.images import read_images, references_of
+from lightspan_tools.recorded_tasks import images_of_task, put_images
 from lightspan_tools.rollout_view import RolloutView, ViewReader, trained_rewards, view_of
 
 What = Literal["spans", "transitions", "messages", "tasks"]
@@ -241,7 +242,11 @@ async def _export(
                     left_out["rollouts of another mode or reward"] += 1
                     continue
                 paths.update(call.agent_path for call in view.episode.calls)
-                files = await read_images(store, view.episode.calls) if only.images else {}
+                files: Mapping[str, Image] = {}
+                if what == "tasks":
+                    files = await images_of_task(store, view.state.rollout.task)
+                elif only.images:
+                    files = await read_images(store, view.episode.calls)
                 if what == "messages" and not only.images:
                     unwritten_images += sum(
                         only.takes_call(call)
@@ -352,7 +357,9 @@ def _task_rows(
     if view.state.rollout.task is None:
         left_out["attempts whose input is not known"] += 1
     else:
-        yield view.state.rollout.task
+        task, missing = put_images(view.state.rollout.task, files)
+        left_out["images, sounds or files of tasks, of which references are kept"] += missing
+        yield task
 
 
 def _message_rows(
