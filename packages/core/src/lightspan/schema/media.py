@@ -169,8 +169,7 @@ def _blob(text: str, **fields: Any) -> Part:
         text = text[start.end() :]
     is_file = start is None or "base64" in start[0].lower()
     try:
-        base64 = "".join(unquote(text).split()).translate(_URL_SAFE)
-        data = binascii.a2b_base64(base64, strict_mode=True) if is_file else unquote_to_bytes(text)
+        data = decode_base64(text) if is_file else unquote_to_bytes(text)
     except ValueError:  # not base64, or truncated: the digest of the text distinguishes it
         data, is_file = text.encode(errors="replace"), False
     digest = hashlib.sha256(data).hexdigest()
@@ -184,6 +183,16 @@ def _blob(text: str, **fields: Any) -> Part:
         else:
             _warn_once("lightspan: image %s has %d bytes: it is not recorded", digest, len(data))
     return part
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode base64, which may be URL-safe, percent-encoded or broken into lines.
+
+    Raises:
+        ValueError: the text is not base64.
+    """
+    base64 = "".join(unquote(text).split()).translate(_URL_SAFE)
+    return binascii.a2b_base64(base64, strict_mode=True)
 
 
 def _image_type(part: Part, data: bytes) -> str:
