@@ -13,6 +13,7 @@ import pytest
 import lightspan
 from lightspan import LLM, LightningRL, Trainer
 from lightspan.cli import main
+from lightspan.production.feedback import feedback
 from lightspan.production.record import record
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
@@ -21,6 +22,7 @@ from lightspan_testing.byte_tokenizer import data_url
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.tiny_vision import picture, tiny_seeing_model
 from lightspan_tools.dry_run.report_model import Spread
+from lightspan_torch.sft.chat_dataset import load_chats
 
 ENCODED = "R0lGODlhAgADAIAAAAAAAP///yH5BAAAAAAALAAAAAACAAMAAAIDhB8FADs="
 """An image of 2 × 3 pixels."""
@@ -106,6 +108,65 @@ def test_exported_messages(
         {"role": "user", "content": [{"type": "text", "text": "What is it?"}, part, part]},
         {"role": "assistant", "content": "a picture"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--images"], "1 messages of 1 rollouts to good.jsonl"),
+        (
+            [],
+            f"0 messages of 1 rollouts to good.jsonl; left out: 1 calls {_REFERENCES}; 1 call "
+            "with images: --images puts in those that the store has, as SFT(from_store=) does",
+        ),
+    ],
+)
+def test_an_export_by_reward_says_what_images_would_add(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    url, attempt, _ = recorded(tmp_path)
+    feedback(attempt, 1.0, store=url)
+    assert len(load_chats(url, min_reward=0.5).chats) == 1
+    monkeypatch.chdir(tmp_path)
+    export = ["export", url, "messages", "--min-reward", "0.5", "-o", "good.jsonl", *arguments]
+    assert main(export) == 0
+    assert capsys.readouterr().err.splitlines() == [said]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_tasks_have_the_images_of_the_first_messages(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    is_stored: bool,
+) -> None:
+    url, out = f"sqlite:{tmp_path / 'app.db'}", tmp_path / "tasks.jsonl"
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "What?"}, PART]}]
+    with (
+        ScriptedServer("a picture") as server,
+        openai.OpenAI(base_url=server.url, api_key="k", max_retries=0) as client,
+        record(url, images=is_stored),
+    ):
+        client.chat.completions.create(model="m", messages=messages)
+    [found] = read_recorded(url)
+    part = PART if is_stored else REFERENCE
+    task = {"messages": [{"role": "user", "content": [{"type": "text", "text": "What?"}, part]}]}
+    assert lightspan.tasks_from_store(url) == [task]
+    warning = (
+        "lightspan: 1 tasks have references in place of images, sounds or files, which the store "
+        f"does not have; attempts: {found.attempt.attempt_id}"
+    )
+    assert caplog.messages == ([] if is_stored else [warning])
+    capsys.readouterr()
+    assert main(["export", url, "tasks", "-o", str(out)]) == 0
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [task]
+    left = "; left out: 1 images, sounds or files of tasks, of which references are kept"
+    said = f"1 tasks of 1 rollouts to {out}{'' if is_stored else left}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_images_are_an_option_of_messages(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import shlex
 from pathlib import Path
@@ -13,7 +14,11 @@ import pytest
 import lightspan_ui.views as v
 from lightspan.cli import main
 from lightspan.production.feedback import feedback
-from packages.ui.tests.recorded import make_production_store, make_run
+from lightspan.schema.records import AttemptRef
+from lightspan.stores import open_store
+from lightspan_testing.store_suite.base import IMAGE
+from lightspan_torch.sft.chat_dataset import load_chats
+from packages.ui.tests.recorded import make_production_store, make_run, record
 from packages.ui.tests.ui_client import serving
 
 
@@ -65,3 +70,42 @@ def test_what_a_run_sampled_is_fine_tuned(
     assert len((tmp_path / "chats.jsonl").read_text().splitlines()) == export.calls
     exec(export.program.replace("MODEL", str(tiny)), {})
     assert (tmp_path / "runs" / "sft").is_dir()
+
+
+async def make_image_store(path: Path, *, is_stored: bool) -> str:
+    """Make a store with an attempt of text, and one with an image; return its URL.
+
+    Args:
+        path: file of the store.
+        is_stored: whether the store has the bytes of the image.
+    """
+    url = f"sqlite:///{path}"
+    data = base64.b64encode(IMAGE.data).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:{IMAGE.media_type};base64,{data}"}}
+    async with open_store(url) as store:
+        await record(store, "ro-1")
+        attempt_id = await record(store, "ro-2", service="desk", question=[part])
+        if is_stored:
+            attempt = await store.attempt(attempt_id)
+            await store.add_images(AttemptRef(attempt_id, attempt.epoch), [IMAGE])
+    return url
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_fine_tuning_takes_calls_whose_images_are_stored(
+    is_stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = asyncio.run(make_image_store(tmp_path / "app.db", is_stored=is_stored))
+    texts = asyncio.run(export_of(url, "/stores/app", service="support"))
+    export = asyncio.run(export_of(url, "/stores/app", service="desk"))
+    chats = load_chats(url, service="desk").chats
+    assert (texts.attempts, texts.calls) == (1, 2)
+    assert (export.attempts, export.calls) == ((1, 2) if is_stored else (0, 0))
+    assert export.calls == len(chats)
+    assert "--images" not in texts.command
+    assert ("--images" in export.command) is is_stored
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(export.command)[1:]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
+    assert [row["rejection"] is None for row in rows] == [is_stored] * 2
+    assert [row["messages"] for row in rows if is_stored] == [chat["messages"] for chat in chats]

@@ -69,7 +69,7 @@ async def record(
     store: Store,
     name: str,
     *,
-    question: str = "How do I pay?",
+    question: Any = "How do I pay?",
     answer: str = "By card.",
     tools: Sequence[Json] = (),
     service: str = "support",

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -220,6 +221,46 @@ def test_the_bytes_of_images_are_kept(body: dict[str, Any]) -> None:
     assert found == {image.digest: image}
     assert media.digests_in(attributes) == {image.digest}
     assert request_attributes({"model": "m", **body}) == attributes  # whether kept or not
+
+
+DENSE = b"\x89PNG\xff\xff\xfb\xef\xbe\xff"
+"""An image whose base64 has `+`, `/` and `=`."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        base64.b64encode(DENSE).decode(),
+        base64.urlsafe_b64encode(DENSE).decode(),
+        quote(base64.b64encode(DENSE), safe=""),
+        base64.encodebytes(DENSE).decode(),
+    ],
+    ids=["standard", "URL-safe", "percent", "lines"],
+)
+def test_the_alphabets_of_base64(text: str) -> None:
+    found: dict[str, Image] = {}
+    with media.images_into(found):
+        media.reference({"type": "input_image", "image_url": f"data:image/png;base64,{text}"})
+    image = Image.of(DENSE, "image/png")
+    assert found == {image.digest: image}
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        (f"data:image/png;base64,{SMALL_BASE64[:8]}!!!!{SMALL_BASE64[8:]}", None),
+        (f"data:image/png;base64,{SMALL_BASE64}====AAAA", None),
+        ("data:image/svg+xml,%3Csvg%2F%3E", b"<svg/>"),
+        ("data:image/png,abcd", b"abcd"),
+    ],
+)
+def test_what_is_not_base64_is_named_by_its_text(url: str, named: bytes | None) -> None:
+    found: dict[str, Image] = {}
+    with media.images_into(found):
+        part = media.reference({"type": "input_image", "image_url": url})
+    named = url.partition(",")[2].encode() if named is None else named
+    assert part["sha256"] == hashlib.sha256(named).hexdigest()
+    assert (part["size"], found) == (len(named), {})
 
 
 @pytest.mark.parametrize(

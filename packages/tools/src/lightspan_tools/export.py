@@ -37,6 +37,7 @@ from lightspan.errors import ConfigError, DataError, UnknownAgentError
 from lightspan.lightning.advantages import ZeroReason
 from lightspan.lightning.episode import Call
 from lightspan.lightning.selection import CallCoverage, CallStatus, unknown_agents
+from lightspan.progress import plural
 from lightspan.schema import genai_messages
 from lightspan.schema.images import Image
 from lightspan.schema.records import Json, Mode, fingerprint
@@ -45,7 +46,8 @@ from lightspan.schema.token_records import CallOutcome
 from lightspan.stores import open_existing
 from lightspan.stores.protocol import Store
 from lightspan.training.folder import RunFolder
-from lightspan_tools.images import read_images
+from lightspan_tools.images import read_images, references_of
+from lightspan_tools.recorded_tasks import images_of_task, put_images
 from lightspan_tools.rollout_view import RolloutView, ViewReader, trained_rewards, view_of
 
 What = Literal["spans", "transitions", "messages", "tasks"]
@@ -122,6 +124,9 @@ class ExportSummary:
     """Reason → number of calls or rollouts without a row."""
     unknown: str = ""
     """Which patterns of agents match no call; empty if all match."""
+    unwritten_images: int = 0
+    """Number of calls with images whose messages have references only, as `Filter.images` is
+    False."""
 
     def text(self, what: What, out: Path | None) -> str:
         """Return the counts as one line of text."""
@@ -129,10 +134,15 @@ class ExportSummary:
         text = f"{self.rows} {what} of {self.rollouts} rollouts{target}"
         if self.unknown:
             text += f"; {self.unknown}"
-        if not self.left_out:
-            return text
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        return f"{text}; left out: {reasons}"
+        if self.left_out:
+            reasons = (f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
+            text += f"; left out: {', '.join(reasons)}"
+        if self.unwritten_images:
+            text += (
+                f"; {plural(self.unwritten_images, 'call')} with images: --images puts in those "
+                "that the store has, as SFT(from_store=) does"
+            )
+        return text
 
 
 def export_run(
@@ -221,7 +231,7 @@ async def _export(
     format: Format,
     only: Filter,
 ) -> ExportSummary:
-    rows = rollouts = 0
+    rows = rollouts = unwritten_images = 0
     written_tasks: set[str] = set()
     left_out: Counter[str] = Counter()
     paths: set[str] = set()
@@ -232,7 +242,18 @@ async def _export(
                     left_out["rollouts of another mode or reward"] += 1
                     continue
                 paths.update(call.agent_path for call in view.episode.calls)
-                files = await read_images(store, view.episode.calls) if only.images else {}
+                files: Mapping[str, Image] = {}
+                if what == "tasks":
+                    files = await images_of_task(store, view.state.rollout.task)
+                elif only.images:
+                    files = await read_images(store, view.episode.calls)
+                if what == "messages" and not only.images:
+                    unwritten_images += sum(
+                        only.takes_call(call)
+                        and only.takes_score(view, call)
+                        and bool(references_of(call))
+                        for call in view.episode.calls
+                    )
                 portion = list(_ROWS[what](view, only, left_out, files))
                 if what == "tasks":
                     new = [task for task in portion if fingerprint(task) not in written_tasks]
@@ -247,7 +268,13 @@ async def _export(
             unknown = unknown_agents(unmatched, sorted(paths)) if unmatched else ""
             if unmatched and len(unmatched) == len(only.agents):
                 raise UnknownAgentError(unknown)  # before an earlier file is replaced
-    return ExportSummary(rows=rows, rollouts=rollouts, left_out=+left_out, unknown=unknown)
+    return ExportSummary(
+        rows=rows,
+        rollouts=rollouts,
+        left_out=+left_out,
+        unknown=unknown,
+        unwritten_images=unwritten_images,
+    )
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -330,7 +357,9 @@ def _task_rows(
     if view.state.rollout.task is None:
         left_out["attempts whose input is not known"] += 1
     else:
-        yield view.state.rollout.task
+        task, missing = put_images(view.state.rollout.task, files)
+        left_out["images, sounds or files of tasks, of which references are kept"] += missing
+        yield task
 
 
 def _message_rows(

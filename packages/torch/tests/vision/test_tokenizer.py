@@ -26,7 +26,7 @@ from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.vision.features import Vision
 from lightspan_torch.vision.processor import decoded
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.tokenizer import SeeingTokenizer, image_of
 
 NAMES = {
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
@@ -199,6 +199,7 @@ def test_damaged_images_are_named(tokenizer: SeeingTokenizer, data: bytes, messa
     [
         {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO!!!!Rw=="}},
         {"type": "image_url", "image_url": "data:text/plain;base64,QQ=="},
         {"type": "image_url"},
     ],
@@ -206,6 +207,12 @@ def test_damaged_images_are_named(tokenizer: SeeingTokenizer, data: bytes, messa
 def test_images_that_are_no_data_urls(tokenizer: SeeingTokenizer, part: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"data: URL|base64"):
         tokenizer.render_images([{"role": "user", "content": [part]}])
+
+
+def test_images_in_url_safe_base64() -> None:
+    url = "data:image/png;base64,iVBOR___----_w%3D%3D"
+    image = image_of({"type": "image_url", "image_url": {"url": url}})
+    assert image.data == b"\x89PNG\xff\xff\xfb\xef\xbe\xff"
 
 
 def test_a_placeholder_in_a_text_is_refused(tokenizer: SeeingTokenizer) -> None:

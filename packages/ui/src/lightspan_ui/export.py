@@ -12,9 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from lightspan.algorithms.recorded_attempts import chat_of, score_of
+from lightspan.schema.images import Image
 from lightspan.schema.records import Mode
 from lightspan.stores import public_url
 from lightspan_tools.export import Filter
+from lightspan_tools.images import read_images
 from lightspan_tools.rollout_view import RolloutView
 from lightspan_ui import views
 from lightspan_ui.catalogue import PORTION, Catalogue
@@ -39,6 +41,8 @@ class Taken:
     calls: int = 0
     rows: int = 0
     """Number of calls that the command writes."""
+    has_images: bool = False
+    """Whether one of these calls has images that the store has."""
     read: int = 0
     """Number of attempts that were read."""
     is_complete: bool = False
@@ -63,13 +67,14 @@ async def export_text(catalogue: Catalogue, filters: Filters, place: Place) -> v
     entries = [entry for entry in entries if entry.summary.attempt_id is not None]
     taken = await count_taken(catalogue, place, entries, used)
     note, preferences = note_of(others, taken, len(entries)), ""
+    images = taken.has_images or not taken.is_complete  # without images, the option changes nothing
     if place.run is None:
         url = public_url(place.url)
-        program, command = store_program(url, used, note), store_command(url, used)
+        program, command = store_program(url, used, note), store_command(url, used, images=images)
         preferences = preferences_program(url, used, others)
     else:
         folder = str(place.run.folder.path)
-        program, command = run_program(note), run_command(folder, used)
+        program, command = run_program(note), run_command(folder, used, images=images)
     return views.Export(
         attempts=taken.attempts,
         calls=taken.calls,
@@ -136,43 +141,60 @@ async def count_taken(
     folder = None if place.run is None else place.run.folder
     deadline = time.monotonic() + COUNTING_S
     for start in range(0, len(entries), PORTION):
-        if start and time.monotonic() > deadline:
-            return taken
-        portion = entries[start : start + PORTION]
-        for view in await views_of(catalogue, folder, portion):
-            rows, calls = calls_of(view, only, is_store=place.run is None)
+        for view in await views_of(catalogue, folder, entries[start : start + PORTION]):
+            if taken.read and time.monotonic() > deadline:
+                return taken
+            stored = await read_images(catalogue.store, view.episode.calls)
+            # without their bytes, which would be encoded to no use
+            images = {d: msgspec.structs.replace(image, data=b"") for d, image in stored.items()}
+            rows, calls, has_images = calls_of(view, only, images, is_store=place.run is None)
             taken.rows += rows
             taken.calls += calls
+            taken.has_images |= has_images
             taken.attempts += calls > 0
-        taken.read += len(portion)
+            taken.read += 1
     taken.is_complete = True
     return taken
 
 
-def calls_of(view: RolloutView, only: Filter, *, is_store: bool) -> tuple[int, int]:
-    """Return the numbers of a rollout's calls that the command writes, and that SFT takes.
+def calls_of(
+    view: RolloutView, only: Filter, images: Mapping[str, Image], *, is_store: bool
+) -> tuple[int, int, bool]:
+    """Count a rollout's calls that the command writes, and that SFT takes.
 
     SFT takes all that the command wrote of a run.
 
     Args:
         view: the rollout.
         only: which agents and rewards.
+        images: the stored images of the rollout, by digest.
         is_store: whether SFT reads the store itself.
+
+    Returns:
+        (calls that the command writes, calls that SFT takes, whether a written call has images)
     """
     if not is_store and not only.takes(view, "messages"):
-        return 0, 0
+        return 0, 0, False
     rows = calls = 0
+    has_images = False
     for call in (entry.call for entry in view.coverage.entries):
         if not only.takes_call(call):
             continue
         score = score_of(view.episode, call)
         if is_store and only.min_reward is not None and (score is None or score < only.min_reward):
             continue
-        chat = chat_of(view.episode, call)
+        chat = chat_of(view.episode, call, images)
         is_written = bool(chat.messages) and not (only.min_reward is not None and chat.rejection)
         rows += is_written
         calls += is_written and not (is_store and chat.rejection)
-    return rows, calls
+        has_images |= is_written and any(map(_has_image, chat.messages))
+    return rows, calls, has_images
+
+
+def _has_image(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in parts)
 
 
 # --- texts --------------------------------------------------------------------------------------
@@ -219,8 +241,8 @@ def run_program(note: str) -> str:
     return _program(note, [f'lightspan.SFT({_MODEL}).fit("chats.jsonl", folder="runs/sft")'])
 
 
-def store_command(url: str, filters: Filters) -> str:
-    """Return the command that writes the calls of a store to a file."""
+def store_command(url: str, filters: Filters, *, images: bool) -> str:
+    """Return the command that writes the calls of a store, and images if asked, to a file."""
     options = {
         "--service": filters.service,
         "--agent": filters.agent,
@@ -228,17 +250,17 @@ def store_command(url: str, filters: Filters) -> str:
         "--since": _time_text(filters.since, "since"),
         "--until": _time_text(filters.until, "until"),
     }
-    return _command(url, options)
+    return _command(url, options, images=images)
 
 
-def run_command(folder: str, filters: Filters) -> str:
-    """Return the command that writes the calls of a run to a file."""
+def run_command(folder: str, filters: Filters, *, images: bool) -> str:
+    """Return the command that writes the calls of a run, and images if asked, to a file."""
     options = {
         "--mode": filters.mode,
         "--agent": filters.agent,
         "--min-reward": filters.reward_min,
     }
-    return _command(folder, options)
+    return _command(folder, options, images=images)
 
 
 def _program(note: str, lines: Sequence[str], imports: str = "import lightspan") -> str:
@@ -246,12 +268,12 @@ def _program(note: str, lines: Sequence[str], imports: str = "import lightspan")
     return "\n".join([imports, "", *comments, *lines]) + "\n"
 
 
-def _command(source: str, options: Mapping[str, Any]) -> str:
+def _command(source: str, options: Mapping[str, Any], *, images: bool) -> str:
     words = ["lightspan", "export", source, "messages"]
     for name, value in options.items():
         # with "=", a value that begins with a hyphen is no option
         words += [] if value is None else [f"{name}={value}"]
-    return shlex.join([*words, "-o", "chats.jsonl"])
+    return shlex.join([*words, *(["--images"] if images else []), "-o", "chats.jsonl"])
 
 
 def _time_text(value: str | None, name: str) -> str | None:

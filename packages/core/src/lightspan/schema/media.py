@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit, urlunsplit
 
 from lightspan.schema.images import MEDIA_TYPE, Image
 from lightspan.schema.redaction import bounded_text
@@ -60,6 +60,8 @@ _SIGNATURES: Final = re.compile(
     rb"(?P<png>\x89PNG)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8)|(?P<webp>RIFF....WEBP)", re.DOTALL
 )
 """Start of an image file; the group is named like the type."""
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+"""Characters of URL-safe base64 → those of base64."""
 _DIGESTS: Final = re.compile('"sha256":"([0-9a-f]{64})"')
 _found: ContextVar[dict[str, Image] | None] = ContextVar("lightspan_images", default=None)
 
@@ -167,7 +169,7 @@ def _blob(text: str, **fields: Any) -> Part:
         text = text[start.end() :]
     is_file = start is None or "base64" in start[0].lower()
     try:
-        data = binascii.a2b_base64(text)
+        data = decode_base64(text) if is_file else unquote_to_bytes(text)
     except ValueError:  # not base64, or truncated: the digest of the text distinguishes it
         data, is_file = text.encode(errors="replace"), False
     digest = hashlib.sha256(data).hexdigest()
@@ -181,6 +183,16 @@ def _blob(text: str, **fields: Any) -> Part:
         else:
             _warn_once("lightspan: image %s has %d bytes: it is not recorded", digest, len(data))
     return part
+
+
+def decode_base64(text: str) -> bytes:
+    """Decode base64, which may be URL-safe, percent-encoded or broken into lines.
+
+    Raises:
+        ValueError: the text is not base64.
+    """
+    base64 = "".join(unquote(text).split()).translate(_URL_SAFE)
+    return binascii.a2b_base64(base64, strict_mode=True)
 
 
 def _image_type(part: Part, data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import functools
 import json
 import logging
@@ -15,6 +14,7 @@ from typing import Any, Final
 from lightspan.errors import DataError, ModelError
 from lightspan.protocols.engine import ImageTokenizer
 from lightspan.schema.images import Image, PromptImage
+from lightspan.schema.media import decode_base64
 from lightspan_torch.engine.hub import Origin
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 from lightspan_torch.vision.processor import ImageProcessor, PreparedImage, load_image_processor
@@ -210,8 +210,8 @@ def image_of(part: Mapping[str, Any]) -> Image:
             f"this one begins with {str(url)[:40]!r}"
         )
     try:
-        data = binascii.a2b_base64(url[found.end() :])
-    except binascii.Error as error:
+        data = decode_base64(url[found.end() :])
+    except ValueError as error:
         raise DataError(f"the base64 of an image is damaged: {error}") from error
     return Image.of(data, found[1].lower())
 
