@@ -172,6 +172,21 @@ async def test_writers_that_come_and_go(path: Path, start_writer: Callable[[], _
         assert len((await store.summaries()).rows) == total
 
 
+async def test_a_writer_that_ends_while_a_reader_connects(
+    path: Path, start_writer: Callable[[], _Writer]
+) -> None:
+    """The last writer removes the log, which the reader has found and cannot make itself."""
+    await _fill(path)
+    writer = start_writer()
+    writer.enqueue(2)
+    files = sqlite_file.files_of(path)
+    assert files.log is not None
+    writer.close()
+    db = sqlite_file.connect_to_read(path, files, 1.0, is_written=False)
+    assert db.execute("SELECT count(*) FROM rollouts").fetchone() == (5,)
+    db.close()
+
+
 async def test_beside_a_writer_of_this_process(path: Path) -> None:
     """A reader that began without a writer takes no lock of a later writer away."""
     await _fill(path)

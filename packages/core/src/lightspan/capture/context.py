@@ -331,7 +331,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
         except Exception as error:  # an adapter's error must not reach the app
             context.add_capture_error("a listener failed at the start of a model call", error)
     if not ends:
-        return _ignore_end
+        return bool  # nobody waits for the end
     recorder = weakref.ref(context.scope.recorder)  # the call may never end
 
     def notify_end(is_answered: bool) -> None:
@@ -346,10 +346,6 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
                     )
 
     return notify_end
-
-
-def _ignore_end(is_answered: bool) -> None:
-    """Do nothing; returned by `notify_call_start` if no listener waits for the call's end."""
 
 
 def add_call_listener(listener: CallListener) -> None:

@@ -624,8 +624,7 @@ _GRAVITY: Final = (
 
 
 def _sequence_order(span: Span) -> tuple[int, int, int]:
-    start, end = _sequence(span)
-    return start, end, -_GRAVITY.index(_stated(span))
+    return *_sequence(span), -_GRAVITY.index(_stated(span))
 
 
 def _stated(span: Span) -> CallOutcome:

@@ -187,7 +187,7 @@ class RolloutChecks:
             if len(affected) > FAILURE_WARNING * len(episodes):
                 why = Counter(str(episode.outcome) for episode in affected).most_common(1)[0][0]
                 runners = {episode.runner for episode in affected}
-                is_one = len(runners) == 1 and any(e.runner not in runners for e in episodes)
+                is_one = len(runners) == 1 < len({episode.runner for episode in episodes})
                 where = f", all on runner {affected[0].runner}" if is_one else ""
                 self._note(
                     f"{100 * len(affected) / len(episodes):.0f} % of the rollouts {what}{where} "

@@ -167,9 +167,7 @@ def _clean(value: Any) -> AttributeValue:
     kind = type(value)
     if kind is float or kind is bool or (kind is int and -(2**63) <= value < 2**63):
         return value  # type: ignore[no-any-return]
-    if isinstance(value, list | tuple):
-        return _clean_list(value)
-    return _clean_scalar(value)
+    return _clean_list(value) if isinstance(value, list | tuple) else _clean_scalar(value)
 
 
 def _clean_scalar(value: Any) -> str | bool | int | float:

@@ -144,6 +144,8 @@ def connect_to_read(
             raise
         return db
     except (sqlite3.Error, OSError) as error:
+        if (current := files_of(path)) != files:  # the last writer has closed it meanwhile
+            return connect_to_read(path, current, busy_timeout_s, is_written=is_written)
         raise explain(error, path, is_reader=True) from error
 
 
