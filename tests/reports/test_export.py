@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import shutil
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,30 @@ def test_a_lora_result_as_an_adapter_and_merged(tiny: Path, apps: Any, tmp_path:
         from_merged = AutoModelForCausalLM.from_pretrained(merged)(ids).logits
     torch.testing.assert_close(from_merged, from_adapter, rtol=1e-4, atol=1e-5)
     assert (merged / "tokenizer.json").is_file()
+
+
+def test_what_is_no_file_is_not_replaced(one_step: tuple[Path, list[Row]], tmp_path: Path) -> None:
+    """As root, `-o /dev/null` would replace the device otherwise, for the whole machine."""
+    run, _ = one_step
+    whole, target, link = (tmp_path / name for name in ("whole", "target", "link"))
+    export_run(run, "spans", whole)
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    export_run(run, "spans", link)
+    assert link.is_symlink()
+    assert target.read_bytes() == whole.read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_bytes)
+        export_run(run, "spans", pipe)
+        assert read.result() == whole.read_bytes()
+    assert pipe.is_fifo()
+    with pytest.raises(DataError, match="Parquet needs a regular file"):
+        export_run(run, "spans", pipe, format="parquet")
+    with target.open("wb") as stream:
+        export_run(run, "spans", Path(f"/dev/fd/{stream.fileno()}"))
+        assert target.read_bytes() == whole.read_bytes()
 
 
 def test_bad_outputs(one_step: tuple[Path, list[Row]], tmp_path: Path) -> None:

@@ -235,6 +235,7 @@ async def test_a_wrong_token_ends_the_runner(
     assert message in programs.text(runner)
     assert "Traceback" not in programs.text(runner)
     assert "x" * 32 not in programs.text(runner)
+    assert "LIGHTSPAN_STORE_KEY" not in programs.text(runner)  # the token has the key
 
 
 # --- the page ---------------------------------------------------------------------------------

@@ -421,7 +421,8 @@ def test_metrics_of_rollouts() -> None:
 
 def test_attempts_that_were_run_again_are_counted() -> None:
     first = episode("g", 0, None, status=AttemptStatus.LOST, outcome=Outcome.INFRASTRUCTURE)
-    again = replace(episode("g", 0, 1.0), earlier=(first, first))
+    given_back = replace(first, outcome=Outcome.CANCELLED)  # by a runner that was stopped
+    again = replace(episode("g", 0, 1.0), earlier=(first, given_back, first))
     metrics = rollout_metrics([again, episode("g", 1, 0.0)])
     assert (metrics["lost"], metrics["lost_attempts"]) == (0, 2)
 
@@ -473,6 +474,10 @@ def test_failures_are_told_above_five_per_cent() -> None:
     checks.check([*good[:18], episode("bad", 0, None, **failure)])
     [note] = notes
     assert note == "5 % of the rollouts failed (mostly app_error; for example task bad: boom)"
+    notes.clear()
+    bad = replace(episode("bad", 0, None, **failure), runner="b-2")
+    checks.check([*(replace(each, runner="a-1") for each in good[:18]), bad])
+    assert notes == [note.replace("failed", "failed, all on runner b-2", 1)]
 
 
 def test_what_makes_the_app_fail_is_worth_no_more_than_a_wrong_answer() -> None:

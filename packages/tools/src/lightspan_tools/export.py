@@ -438,12 +438,16 @@ def _format(format: Format | None, out: Path | IO[bytes]) -> Format:
     return format
 
 
+_DESCRIPTORS: Final = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+
+
 @contextmanager
 def _writer(what: What, format: Format, out: Path | IO[bytes]) -> Iterator[Write]:
     """Open a writer of rows.
 
     A file is written under a temporary name and renamed at the end, so that an export that fails
-    keeps the earlier file. Only its owner may read it, as it holds users' messages.
+    keeps the earlier file. Only its owner may read it, as it holds users' messages. A link stays a
+    link. Devices, pipes and open descriptors are not replaced: they are written to.
 
     Raises:
         DataError: the file cannot be written.
@@ -453,6 +457,17 @@ def _writer(what: What, format: Format, out: Path | IO[bytes]) -> Iterator[Write
         return
     if out.is_dir():
         raise DataError(f"{out} cannot be written: it is a folder")
+    is_descriptor = str(out).startswith(_DESCRIPTORS)
+    if is_descriptor or (out.exists() and not out.is_file()):
+        if format == "parquet":
+            raise DataError(f"{out} cannot be written: Parquet needs a regular file")
+        try:
+            with out.open("wb") as stream:
+                yield _jsonl(stream)
+        except OSError as error:
+            raise DataError(f"{out} cannot be written: {error.strerror or error}") from error
+        return
+    out = out.resolve()
     temporary = out.with_name(f".{out.name}.part")
     try:
         try:

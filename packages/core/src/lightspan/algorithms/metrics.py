@@ -15,6 +15,7 @@ from lightspan.lightning.episode import Episode, dimension_means
 from lightspan.lightning.rollout_checks import app_failed, failed_with_reward, is_silent
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import PolicyLoss
+from lightspan.schema.records import Outcome
 from lightspan.schema.routing import Routing
 
 LOG_RATIO_LIMIT: Final = 20.0
@@ -44,8 +45,10 @@ def rollout_metrics(episodes: Sequence[Episode], routing: Routing | None = None)
     }
     if routing is not None and (silent := sum(is_silent(each, routing) for each in episodes)):
         metrics["silent"] = silent
-    if repeats := sum(len(episode.earlier) for episode in episodes):
-        metrics["lost_attempts"] = repeats
+    # a runner that was stopped has given its attempts back: these are not lost
+    tries = Counter(each.outcome for episode in episodes for each in episode.earlier)
+    if lost := tries[Outcome.INFRASTRUCTURE]:
+        metrics["lost_attempts"] = lost
     if scored:
         metrics["reward"] = math.fsum(scored) / len(scored)
         metrics |= _reward_error(episodes, metrics["reward"])

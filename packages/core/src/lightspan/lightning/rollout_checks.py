@@ -186,9 +186,12 @@ class RolloutChecks:
         for what, affected in (("failed", failed), ("were lost", lost)):
             if len(affected) > FAILURE_WARNING * len(episodes):
                 why = Counter(str(episode.outcome) for episode in affected).most_common(1)[0][0]
+                runners = {episode.runner for episode in affected}
+                is_one = len(runners) == 1 and any(e.runner not in runners for e in episodes)
+                where = f", all on runner {affected[0].runner}" if is_one else ""
                 self._note(
-                    f"{100 * len(affected) / len(episodes):.0f} % of the rollouts {what} (mostly "
-                    f"{why}; for example task {affected[0].task_id}: {affected[0].message})"
+                    f"{100 * len(affected) / len(episodes):.0f} % of the rollouts {what}{where} "
+                    f"(mostly {why}; for example task {affected[0].task_id}: {affected[0].message})"
                 )
 
     def _note_damaged(self, episodes: Sequence[Episode]) -> None:

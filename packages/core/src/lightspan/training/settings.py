@@ -23,7 +23,7 @@ from lightspan.runners.protocol import Runners
 from lightspan.schema import validation
 from lightspan.schema.records import Json
 from lightspan.schema.routing import Route
-from lightspan.stores import public_url
+from lightspan.stores import is_shared, open_store, public_url
 from lightspan.training.folder import RunFolder
 from lightspan.training.rewards import Scorer, as_scorer
 from lightspan.training.sinks import MetricSink, checked_sinks
@@ -118,7 +118,9 @@ class TrainerSettings:
             object.__setattr__(self, "reward", as_scorer(self.reward))
         object.__setattr__(self, "sinks", (*checked_sinks(self.sinks), *self._page()))
         if self.store is not None:  # without its password, which must not be shown or written
-            object.__setattr__(self, "store", public_url(self.store))
+            url = public_url(self.store)
+            # `inspect` may run in another folder, so the path of a file is made absolute
+            object.__setattr__(self, "store", url if is_shared(url) else open_store(url).url)
 
     def _page(self) -> list[MetricSink]:
         """Return the sink that serves the page of the run; none if `ui` is False."""

@@ -317,8 +317,10 @@ class ServerConnection:
                 ) from error
             reason = str(getattr(error, "os_error", error)) or type(error).__name__
             check = "check that `lightspan serve --store …` runs there"
-            if self._address.is_joined:  # the tunnel answers for a server that is away
-                check = "the `lightspan runner --join` of this machine that led there has ended"
+            if self._address.is_joined:  # the tunnel is open while its runner lives
+                is_closed = isinstance(error, aiohttp.ClientConnectorError)
+                ended = "the `lightspan runner --join` of this machine that led there has ended"
+                check = ended if is_closed else "check that the trainer runs and can be reached"
             raise StoreUnreachableError(
                 f"store {self._address.url} cannot be reached ({reason}): {check}"
             ) from error
@@ -362,7 +364,7 @@ class ServerConnection:
             if response.status == 401:
                 key = f"the key in ${self._address.key_variable}" if self._key else "no key"
                 return StoreError(f"{where}: {failure.message} (sent: {key})")
-            if response.status == 403 and self._key:
+            if response.status == 403 and self._key and not self._address.is_joined:
                 return StoreError(
                     f"{where}: {failure.message} (sent: the key in ${self._address.key_variable}; "
                     "set it to the key of a role that is named here)"
