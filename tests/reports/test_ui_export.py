@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import lightspan_ui.export
 import lightspan_ui.views as v
 from lightspan.cli import main
 from lightspan.production.feedback import feedback
@@ -109,3 +110,13 @@ def test_fine_tuning_takes_calls_whose_images_are_stored(
     rows = [json.loads(line) for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
     assert [row["rejection"] is None for row in rows] == [is_stored] * 2
     assert [row["messages"] for row in rows if is_stored] == [chat["messages"] for chat in chats]
+
+
+def test_a_count_that_ends_early_writes_the_images_of_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightspan_ui.export, "COUNTING_S", -1.0)
+    url = asyncio.run(make_production_store(tmp_path / "app.db", 2))
+    export = asyncio.run(export_of(url, "/stores/app"))
+    assert (export.attempts, export.note) == (1, "counted in the newest 1 of 2 attempts only")
+    assert "--images" in export.command
