@@ -20,7 +20,7 @@ from lightspan.errors import DataError, ModelError
 from lightspan.protocols.engine import ImageTokenizer
 from lightspan.schema import semconv as c
 from lightspan.schema.images import Image, PromptImage
-from lightspan.schema.media import is_reference
+from lightspan.schema.media import decode_base64, is_reference
 from lightspan_gateway.api_errors import ApiError, bad_request
 from lightspan_gateway.dialects.base import Message
 from lightspan_gateway.dialects.image_parts import (
@@ -107,17 +107,14 @@ class ImageReader:
             source: where the bytes are.
             data: the bytes; None for those in the `data:` URL.
         """
-        text = ""
         if data is None:
-            data, text = decode_url(source, self._limits.max_bytes)
+            data = decode_url(source, self._limits.max_bytes)
         key = hashlib.sha256(data).hexdigest(), source.detail
         part = self._checked.get(key)
         if part is None:
             media_type = check_image(data, source.field, self._limits)
-            text = text or binascii.b2a_base64(data, newline=False).decode()
             image = Image(digest=key[0], media_type=media_type, data=data)
-            part = ImagePart.of(image, f"data:{media_type};base64,{text}", source.detail)
-            self._checked[key] = part
+            part = self._checked[key] = _part_of(image, source.detail)
         return part
 
 
@@ -126,8 +123,8 @@ def is_data_url(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def decode_url(source: ImageSource, limit: int) -> tuple[bytes, str]:
-    """Return the bytes in a `data:` URL, and their base64.
+def decode_url(source: ImageSource, limit: int) -> bytes:
+    """Return the bytes in a `data:` URL.
 
     Args:
         source: the URL and its field.
@@ -144,19 +141,15 @@ def decode_url(source: ImageSource, limit: int) -> tuple[bytes, str]:
     if len(text) * 3 // 4 > limit + 1_000_000:  # white space may be a part of it
         raise _too_large(source.field, limit)
     try:
-        data = binascii.a2b_base64(text, strict_mode=True)
-    except ValueError:
-        text = "".join(text.split())  # some libraries break lines
-        try:
-            data = binascii.a2b_base64(text, strict_mode=True)
-        except ValueError as error:
-            reason = f"'{source.field}' is not valid base64: {error}"
-            raise _invalid(reason, source.field) from error
+        data = decode_base64(text)
+    except ValueError as error:
+        reason = f"'{source.field}' is not valid base64: {error}"
+        raise _invalid(reason, source.field) from error
     if not data:
         raise _invalid(f"'{source.field}' has no bytes", source.field)
     if len(data) > limit:
         raise _too_large(source.field, limit)
-    return data, text
+    return data
 
 
 # --- checks ---------------------------------------------------------------------------------
@@ -256,7 +249,7 @@ def refused_image(
     """
     for digest, field in fields.items():
         try:
-            tokenizer.render_images([{"role": "user", "content": [_part_of(images[digest])]}])
+            tokenizer.render_images([{"role": "user", "content": [_part_of(images[digest], None)]}])
         except DataError as error:
             return _invalid(f"'{field}' cannot be read: {error}", field)
         except ModelError:  # the chat template takes no such chat
@@ -291,12 +284,12 @@ def _with_bytes(part: Any, images: Mapping[str, Image]) -> Any:
     if not is_reference(part) or part["modality"] != "image":
         return part
     image = images.get(str(part.get("sha256")))
-    return None if image is None else _part_of(image)
+    return None if image is None else _part_of(image, None)
 
 
-def _part_of(image: Image) -> ImagePart:
+def _part_of(image: Image, detail: str | None) -> ImagePart:
     text = binascii.b2a_base64(image.data, newline=False).decode()
-    return ImagePart.of(image, f"data:{image.media_type};base64,{text}", None)
+    return ImagePart.of(image, f"data:{image.media_type};base64,{text}", detail)
 
 
 def without_data(images: Sequence[PromptImage]) -> tuple[PromptImage, ...]:
