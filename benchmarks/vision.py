@@ -46,7 +46,7 @@ from lightspan.protocols.engine import GenerationRequest, ImageTokenizer
 from lightspan.protocols.learner import Optimizer, PolicyLoss, SFTLoss
 from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import Sampling
-from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import image_chat, picture, tiny_vision_model
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
@@ -70,7 +70,7 @@ def make_model(folder: Path) -> Path:
     """Save a random model whose vision part is as large as its text part; return its folder."""
     from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig
 
-    tiny_seeing_model(folder, seed=0, hidden=256, layers=6, heads=8, max_pixels=SIZE * SIZE)
+    tiny_vision_model(folder, seed=0, hidden=256, layers=6, heads=8, max_pixels=SIZE * SIZE)
     config = Qwen2_5_VLConfig.from_pretrained(folder)
     for name, value in {
         "depth": 6,

@@ -29,7 +29,7 @@ from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
 from lightspan_testing.strategies import make_attempt, make_record, make_rollout
-from lightspan_testing.tiny_vision import image_chat, picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import image_chat, picture, tiny_vision_model
 from lightspan_tools.export import Filter, export_store
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.learner.torch import TorchLearner
@@ -748,7 +748,7 @@ def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, producti
 @pytest.mark.parametrize("stored", [True, False])
 def test_recorded_images_are_imitated_if_the_store_has_them(tmp_path: Path, stored: bool) -> None:
     """A recorded chat refers to its image by digest, and the store has the bytes."""
-    url, model = f"sqlite:{tmp_path / 'seen.db'}", tiny_seeing_model(tmp_path / "tiny", seed=1)
+    url, model = f"sqlite:{tmp_path / 'seen.db'}", tiny_vision_model(tmp_path / "tiny", seed=1)
     with (
         ScriptedServer("red") as server,
         openai.OpenAI(base_url=server.url, api_key="k") as client,

@@ -26,7 +26,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from charts_example import demonstrations, seeing_model, training
+from charts_example import demonstrations, training, vision_model
 from charts_example.app import ASKED
 from lightspan.progress import SilentReporter
 from lightspan_examples.script import main
@@ -61,7 +61,7 @@ PUBLISHED_TEMPLATE = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeing")
-    seeing_model.build_model(folder, demonstrations.demonstrate(200, 0), seed=3)
+    vision_model.build_model(folder, demonstrations.demonstrate(200, 0), seed=3)
     return folder
 
 
@@ -86,7 +86,7 @@ def test_the_folder_is_that_of_an_ordinary_model(folder: Path) -> None:
 
 def test_equal_seeds_give_equal_weights(folder: Path, tmp_path: Path) -> None:
     chats = demonstrations.demonstrate(200, 0)
-    seeing_model.build_model(tmp_path, chats, seed=3)
+    vision_model.build_model(tmp_path, chats, seed=3)
     written = (folder / "model.safetensors").read_bytes()
     assert (tmp_path / "model.safetensors").read_bytes() == written
 
@@ -203,7 +203,7 @@ def test_a_short_training(tmp_path: Path) -> None:
 
 def published_model(folder: Path) -> Path:
     """Save Qwen2.5-VL-3B-Instruct with fewer and smaller layers, and a small vocabulary."""
-    seeing_model.build_model(folder, demonstrations.demonstrate(50, 0), context=2048)
+    vision_model.build_model(folder, demonstrations.demonstrate(50, 0), context=2048)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = PUBLISHED_TEMPLATE
     tokenizer.save_pretrained(folder)

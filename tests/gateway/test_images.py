@@ -51,7 +51,7 @@ from lightspan_testing.gateway_suite.image_tests import (
 )
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
-from lightspan_testing.tiny_vision import tiny_seeing_model
+from lightspan_testing.tiny_vision import tiny_vision_model
 from lightspan_testing.wait import until
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import CAPABILITIES as EMBEDDED
@@ -297,7 +297,7 @@ async def test_every_api_names_its_field(store: Store, api: Api) -> None:
 @each_api
 async def test_a_shape_that_the_model_cannot_take(store: Store, api: Api, tmp_path: Path) -> None:
     """Check the limit of a model's own image processor."""
-    tokenizer = load_tokenizer(tiny_seeing_model(tmp_path / "model", seed=1))
+    tokenizer = load_tokenizer(tiny_vision_model(tmp_path / "model", seed=1))
     images = [Image.of(image_file("red", size), "image/png") for size in ((40, 30), (2_000, 4))]
     field = url_field(api).replace("source.url", "source.data").replace("tent[0]", "tent[1]")
     body = api.body(user(*map(api.image, images)))

@@ -13,7 +13,7 @@ from lightspan.stores.protocol import Store
 from lightspan_testing.gateway_suite import Rig
 from lightspan_testing.gateway_suite.image_tests import Api, each_api, post
 from lightspan_testing.image_suite import image_reference
-from lightspan_testing.tiny_vision import picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import picture, tiny_vision_model
 from lightspan_torch.engine.transformers import TransformersEngine
 from lightspan_torch.engine.weights import load_model
 
@@ -21,7 +21,7 @@ from lightspan_torch.engine.weights import load_model
 @pytest.mark.slow
 @each_api
 async def test_a_model_sees_what_the_client_sent(store: Store, tmp_path: Path, api: Api) -> None:
-    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    folder = tiny_vision_model(tmp_path / "model", seed=1)
     engine = TransformersEngine({"policy": str(folder)})
     await engine.start()
     rig = Rig(store, engine, engine.tokenizer("policy"))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from lightspan.schema import semconv as c
 from lightspan_testing.attempts import read_recorded
 from lightspan_testing.byte_tokenizer import data_url
 from lightspan_testing.scripted import ScriptedServer
-from lightspan_testing.tiny_vision import picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import picture, tiny_vision_model
 from lightspan_tools.dry_run.report_model import Spread
 from lightspan_torch.sft.chat_dataset import load_chats
 
@@ -183,7 +183,7 @@ def test_a_dry_run_counts_images_and_their_tokens(dry_apps: Any, tmp_path: Path)
 
     The app shows another picture in its second call, so that the conversation breaks.
     """
-    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    folder = tiny_vision_model(tmp_path / "model", seed=1)
     pictures = [picture("red"), picture("blue"), picture("green", (56, 56))]
     algorithm = LightningRL(folder, optimize="writer", group_size=2)
     trainer = Trainer(algorithm, steps=1, reporter=SilentReporter())

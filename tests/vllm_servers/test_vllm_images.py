@@ -16,7 +16,7 @@ from lightspan.protocols.engine import ImageTokenizer, TokenEngine
 from lightspan_testing.engine_suite import low_rank
 from lightspan_testing.image_suite import ImageEngineSuite, generate_seen, image_reference
 from lightspan_testing.lora_suite import RANK, merged
-from lightspan_testing.tiny_vision import VisionFamily, image_chat, picture, tiny_seeing_model
+from lightspan_testing.tiny_vision import VisionFamily, image_chat, picture, tiny_vision_model
 from lightspan_torch.vision.features import vision_parameters
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def seeing(folder: Path, family: VisionFamily, *, tied: bool = False) -> Path:
     """Build a model that vLLM's kernels can compute, which need heads of size 32."""
-    return tiny_seeing_model(folder, seed=5, family=family, hidden=128, tied=tied)
+    return tiny_vision_model(folder, seed=5, family=family, hidden=128, tied=tied)
 
 
 class TestQwen25(ImageEngineSuite):

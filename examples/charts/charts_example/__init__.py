@@ -2,7 +2,7 @@
 
 - `app` is the program, which does not import lightspan; `questions` parses and computes.
 - `charts` draws charts; `tasks` asks questions about them.
-- `demonstrations` are imperfect readings; `seeing_model` builds the model that imitates them.
+- `demonstrations` are imperfect readings; `vision_model` builds the model that imitates them.
 - `reward` scores an answer, and answers without looking, as a control.
 - `training` runs the app for `train.py`.
 """

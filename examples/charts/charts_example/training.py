@@ -100,7 +100,7 @@ warm_start = WarmStart(
     RECIPE,
     chats,
     [app, charts, demonstrations, questions, tasks],
-    builder="charts_example.seeing_model",
+    builder="charts_example.vision_model",
 )
 
 

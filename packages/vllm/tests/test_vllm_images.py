@@ -24,11 +24,11 @@ from lightspan_testing.tiny_vision import (
     VisionFamily,
     image_chat,
     picture,
-    tiny_seeing_model,
+    tiny_vision_model,
 )
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 from lightspan_vllm.client import Refused
 from lightspan_vllm.config import VLLM
 from lightspan_vllm.engine import VLLMEngine
@@ -41,7 +41,7 @@ from packages.vllm.tests.vllm_wire import Wire
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("seeing") / "model"
-    return tiny_seeing_model(folder, seed=5, tied=True, context=256)
+    return tiny_vision_model(folder, seed=5, tied=True, context=256)
 
 
 @asynccontextmanager
@@ -64,9 +64,9 @@ def seen(folder: Path, *parts: bytes | str) -> Prompt:
     return tokenizer(folder).render_images(image_chat(*parts))
 
 
-def tokenizer(folder: Path) -> SeeingTokenizer:
+def tokenizer(folder: Path) -> VisionTokenizer:
     found = load_tokenizer(folder)
-    assert isinstance(found, SeeingTokenizer)
+    assert isinstance(found, VisionTokenizer)
     return found
 
 
@@ -246,7 +246,7 @@ async def test_lora_of_the_vision_part_is_refused(qwen: Path, tmp_path: Path) ->
 async def test_models_whose_images_vllm_does_not_get(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tiny_seeing_model(tmp_path / "model", seed=5, family="gemma3", tied=False)
+    folder = tiny_vision_model(tmp_path / "model", seed=5, family="gemma3", tied=False)
     with caplog.at_level(logging.WARNING):
         engine = VLLMEngine(VLLM(addresses=("http://127.0.0.1:1",)), {"a": folder}, logs=tmp_path)
     assert engine.capabilities.images == ()
@@ -266,7 +266,7 @@ async def test_images_of_a_model_that_does_not_see(folder: Path, tmp_path: Path)
 
 def test_each_tile_of_an_image_is_an_item(tmp_path: Path) -> None:
     """vLLM takes no image whose placeholders have text in between."""
-    folder = tiny_seeing_model(tmp_path / "model", seed=5, family="smolvlm")
+    folder = tiny_vision_model(tmp_path / "model", seed=5, family="smolvlm")
     ids, images = seen(folder, picture(), "what?")
     processor = tokenizer(folder).images
     prepared = processor.prepare(images[0].digest, images[0].data)
@@ -286,7 +286,7 @@ def test_each_tile_of_an_image_is_an_item(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
 def test_a_part_of_a_run_is_refused(tmp_path: Path, family: VisionFamily) -> None:
     """vLLM's engine would die of it."""
-    folder = tiny_seeing_model(tmp_path / "model", seed=5, family=family)
+    folder = tiny_vision_model(tmp_path / "model", seed=5, family=family)
     ids, images = seen(folder, picture(), "what?")
     part = msgspec.structs.replace(images[0], length=images[0].length - 1)
     with pytest.raises(DataError, match=r"numbers 0 to \d of them, which is no run"):

@@ -35,7 +35,7 @@ from lightspan.stores.memory import MemoryStore
 from lightspan_gateway import Gateway
 from lightspan_gateway.serving.public_access import ServingGateway
 from lightspan_testing.attempts import ROOT_ID, Captured
-from lightspan_testing.byte_tokenizer import ByteTokenizer as SeeingTokenizer
+from lightspan_testing.byte_tokenizer import ByteTokenizer as VisionTokenizer
 from lightspan_testing.scripted import Reply, Request, ScriptedServer, ToolCall
 from lightspan_testing.scripted_engine import Gate, Say, ScriptedEngine
 
@@ -234,7 +234,7 @@ class Stage:
 
     def __init__(self, *, sees: bool = False) -> None:
         self.brain = Brain()
-        self.tokenizer = SeeingTokenizer(1_000_000) if sees else ByteTokenizer()
+        self.tokenizer = VisionTokenizer(1_000_000) if sees else ByteTokenizer()
         self.store = MemoryStore()
         self.engine = ScriptedEngine(
             self.tokenizer,

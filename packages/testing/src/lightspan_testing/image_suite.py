@@ -33,7 +33,7 @@ from lightspan_testing.tiny_vision import (
     image_chat,
     image_logits,
     picture,
-    tiny_seeing_model,
+    tiny_vision_model,
 )
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
@@ -96,7 +96,7 @@ class ImageEngineSuite:
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.set_num_threads(1)
         folder = tmp_path_factory.mktemp("seeing") / "model"
-        return tiny_seeing_model(folder, seed=5, family=cls.family)
+        return tiny_vision_model(folder, seed=5, family=cls.family)
 
     @pytest.fixture(scope="class")
     @classmethod

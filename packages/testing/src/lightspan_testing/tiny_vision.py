@@ -51,7 +51,7 @@ _TEMPLATE: Final = """
 """Chat template of all families, with another mark in the place of an image for each."""
 
 
-def tiny_seeing_model(
+def tiny_vision_model(
     folder: str | Path,
     *,
     seed: int,

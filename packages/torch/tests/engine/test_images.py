@@ -11,7 +11,7 @@ import pytest
 from lightspan.protocols.engine import TokenEngine
 from lightspan_testing.engine_suite import EngineSuite
 from lightspan_testing.image_suite import ImageEngineSuite
-from lightspan_testing.tiny_vision import tiny_seeing_model
+from lightspan_testing.tiny_vision import tiny_vision_model
 from lightspan_torch.engine.transformers import TransformersEngine
 
 
@@ -51,4 +51,4 @@ class TestTextOfASeeingModel(EngineSuite):
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = tmp_path_factory.mktemp("seeing") / "model"
-        return tiny_seeing_model(folder, seed=5, context=256)
+        return tiny_vision_model(folder, seed=5, context=256)

@@ -18,7 +18,7 @@ from lightspan_testing.tiny_vision import (
     VisionFamily,
     image_chat,
     picture,
-    tiny_seeing_model,
+    tiny_vision_model,
 )
 from lightspan_torch import SFT, Preferences
 from lightspan_torch.engine.tokenizer import load_tokenizer
@@ -34,7 +34,7 @@ def chat(colour: str, answer: str) -> dict[str, Any]:
 def test_answers_to_images_of_equal_size_are_told_apart(tmp_path: Path) -> None:
     """Two prompts have equal ids, and after the fine-tuning each has its own answer."""
     torch.set_num_threads(1)
-    folder = tiny_seeing_model(tmp_path / "model", seed=1, hidden=32)
+    folder = tiny_vision_model(tmp_path / "model", seed=1, hidden=32)
     chats = [chat("red", "query"), chat("blue", "singer")]
     sft = SFT(folder, learning_rate=1e-2, batch_size=2, epochs=30, prompt_weight=0.1)
     result = sft.fit(chats, tmp_path / "tuned")
@@ -63,7 +63,7 @@ def test_answers_to_images_of_equal_size_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
 def test_the_loss_is_that_of_transformers_with_pixels(tmp_path: Path, family: VisionFamily) -> None:
     torch.set_num_threads(1)
-    folder = tiny_seeing_model(tmp_path / "model", seed=1, family=family)
+    folder = tiny_vision_model(tmp_path / "model", seed=1, family=family)
     chats = [chat("red", "query"), chat("blue", "singer name")]
     tokenizer, model = load_tokenizer(folder), load_model(folder)
     demos, logprobs = [], list[float]()
@@ -80,7 +80,7 @@ def test_the_loss_is_that_of_transformers_with_pixels(tmp_path: Path, family: Vi
 
 
 def test_an_image_that_the_model_cannot_take_is_named(tmp_path: Path) -> None:
-    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    folder = tiny_vision_model(tmp_path / "model", seed=1)
     answer = {"role": "assistant", "content": "red"}
     demos = [[*image_chat(picture(size=size)), answer] for size in ((84, 56), (2_000, 4))]
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_an_image_that_the_model_cannot_take_is_named(tmp_path: Path) -> None:
 
 def test_token_ids_without_their_images_are_refused(tmp_path: Path) -> None:
     """Check the ids of an exported call, whose placeholders would be imitated as texts."""
-    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    folder = tiny_vision_model(tmp_path / "model", seed=1)
     demo = render_demonstration(chat("red", "query"), load_tokenizer(folder), "", "last", Counter())
     assert demo is not None
     bare = msgspec.structs.replace(demo, images=())
@@ -106,7 +106,7 @@ def test_a_model_without_sight_leaves_them_out(tmp_path: Path) -> None:
 
 
 def test_preferences_leave_images_out_by_name(tmp_path: Path) -> None:
-    folder = tiny_seeing_model(tmp_path / "model", seed=1)
+    folder = tiny_vision_model(tmp_path / "model", seed=1)
     example = {**chat("red", "query"), "label": True}
     with pytest.raises(DataError, match="with images"):
         Preferences(folder).fit([example], tmp_path / "tuned")

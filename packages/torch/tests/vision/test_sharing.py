@@ -25,7 +25,7 @@ from lightspan_testing.tiny_vision import (
     VisionFamily,
     image_chat,
     picture,
-    tiny_seeing_model,
+    tiny_vision_model,
 )
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.transformers import TransformersEngine
@@ -33,21 +33,21 @@ from lightspan_torch.engine.weights import load_model
 from lightspan_torch.learner.policy_model import merge_adapter
 from lightspan_torch.learner.torch import TorchLearner
 from lightspan_torch.vision import features
-from lightspan_torch.vision.features import SeenImage, Vision
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.features import CachedImage, Vision
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 from packages.torch.tests.learner.gradients import assert_close, gradients
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return tiny_seeing_model(tmp_path_factory.mktemp("seeing") / "model", seed=6, hidden=32)
+    return tiny_vision_model(tmp_path_factory.mktemp("seeing") / "model", seed=6, hidden=32)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> SeeingTokenizer:
+def tokenizer(folder: Path) -> VisionTokenizer:
     loaded = load_tokenizer(folder)
-    assert isinstance(loaded, SeeingTokenizer)
+    assert isinstance(loaded, VisionTokenizer)
     return loaded
 
 
@@ -58,7 +58,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     digests: list[str] = []
     encode = Vision.encode
 
-    def note(self: Vision, image: SeenImage) -> Any:
+    def note(self: Vision, image: CachedImage) -> Any:
         digests.append(image.digest)
         return encode(self, image)
 
@@ -86,7 +86,7 @@ async def computed_tokens(engine: TransformersEngine, prompts: list[Prompt]) -> 
 
 
 async def test_equal_images_share_and_others_do_not(
-    folder: Path, tokenizer: SeeingTokenizer, encoded: list[str]
+    folder: Path, tokenizer: VisionTokenizer, encoded: list[str]
 ) -> None:
     """Prompts of equal ids: the second image is another one, then the first is another one."""
     red, blue = picture(), picture("blue")
@@ -109,7 +109,7 @@ async def test_equal_images_share_and_others_do_not(
 
 
 async def test_a_group_and_its_learner_encode_an_image_once(
-    folder: Path, tokenizer: SeeingTokenizer, encoded: list[str]
+    folder: Path, tokenizer: VisionTokenizer, encoded: list[str]
 ) -> None:
     """Eight calls, scores and two updates of the text part use the same features."""
     engine = TransformersEngine({"reader": folder}, seed=0)
@@ -159,7 +159,7 @@ async def test_a_group_and_its_learner_encode_an_image_once(
 
 
 async def test_a_small_cache_changes_nothing(
-    folder: Path, tokenizer: SeeingTokenizer, encoded: list[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tokenizer: VisionTokenizer, encoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images that were dropped are encoded again, and get other numbers."""
     monkeypatch.setattr(features, "_CACHE", features._Cache(1))
@@ -185,9 +185,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_gradients_are_those_of_autograd(
     tmp_path: Path, family: VisionFamily, options: dict[str, Any]
 ) -> None:
-    folder = tiny_seeing_model(tmp_path, seed=2, family=family, hidden=32)
+    folder = tiny_vision_model(tmp_path, seed=2, family=family, hidden=32)
     tokenizer = load_tokenizer(folder)
-    assert isinstance(tokenizer, SeeingTokenizer)
+    assert isinstance(tokenizer, VisionTokenizer)
     rows = make_image_rows(load_model(folder), tokenizer)
     learner = TorchLearner({"writer": folder}, optimizer=Optimizer(learning_rate=1e-2), **options)
     if "lora" in options:  # a new adapter has no gradient in one of its matrices
@@ -207,7 +207,7 @@ def test_gradients_are_those_of_autograd(
 
 
 def test_lora_is_exported_with_the_image_processor(
-    folder: Path, tokenizer: SeeingTokenizer, tmp_path: Path
+    folder: Path, tokenizer: VisionTokenizer, tmp_path: Path
 ) -> None:
     """An adapter, the model that it is merged into, and a merged export have equal scores."""
     rows = make_image_rows(load_model(folder), tokenizer)
@@ -232,7 +232,7 @@ def test_lora_and_the_vision_part(folder: Path) -> None:
 
 
 async def test_a_model_without_sight_names_why(
-    folder: Path, tokenizer: SeeingTokenizer, tmp_path: Path
+    folder: Path, tokenizer: VisionTokenizer, tmp_path: Path
 ) -> None:
     text = tiny_model(tmp_path / "text", seed=1)
     _, images = tokenizer.render_images(image_chat(picture()))
@@ -254,7 +254,7 @@ async def test_a_model_without_sight_names_why(
 async def test_without_its_image_processor_a_model_answers_texts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tiny_seeing_model(tmp_path, seed=1)
+    folder = tiny_vision_model(tmp_path, seed=1)
     (folder / "preprocessor_config.json").unlink()
     engine = TransformersEngine({"writer": folder})
     assert "images are refused: cannot load the image processor" in caplog.text
@@ -268,13 +268,13 @@ def test_a_wrong_path_is_refused_with_the_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Positions that are indices are wrong for Qwen2.5-VL, and the check at loading says so."""
-    folder = tiny_seeing_model(tmp_path, seed=1)
+    folder = tiny_vision_model(tmp_path, seed=1)
     monkeypatch.setattr(Vision, "_positions", lambda self, ids, images: None)
     engine = TransformersEngine({"writer": folder})
     assert engine.capabilities.images == ()
     assert "its logits after an image differ by" in caplog.text
     tokenizer = load_tokenizer(folder)
-    assert isinstance(tokenizer, SeeingTokenizer)
+    assert isinstance(tokenizer, VisionTokenizer)
     row = make_image_rows(load_model(folder), tokenizer)[0]
     with pytest.raises(UnsupportedError, match="differ by"):
         TorchLearner({"writer": folder}).score([row])
@@ -283,9 +283,9 @@ def test_a_wrong_path_is_refused_with_the_difference(
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_values_are_of_the_states_after_the_images(tmp_path: Path, family: VisionFamily) -> None:
     """A critic reads the hidden state before each call, also where ids are equal."""
-    folder = tiny_seeing_model(tmp_path, seed=2, family=family, hidden=32)
+    folder = tiny_vision_model(tmp_path, seed=2, family=family, hidden=32)
     tokenizer = load_tokenizer(folder)
-    assert isinstance(tokenizer, SeeingTokenizer)
+    assert isinstance(tokenizer, VisionTokenizer)
     model = load_model(folder)
     rows = []
     for row in make_image_rows(model, tokenizer):

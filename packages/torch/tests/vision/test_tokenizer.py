@@ -20,13 +20,13 @@ from lightspan_testing.tiny_vision import (
     image_chat,
     image_part,
     picture,
-    tiny_seeing_model,
+    tiny_vision_model,
 )
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.vision.features import Vision
 from lightspan_torch.vision.processor import decoded
-from lightspan_torch.vision.tokenizer import SeeingTokenizer, image_of
+from lightspan_torch.vision.tokenizer import VisionTokenizer, image_of
 
 NAMES = {
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
@@ -40,15 +40,15 @@ NAMES = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
     def make(family: VisionFamily) -> Path:
-        return tiny_seeing_model(tmp_path_factory.mktemp(family) / "model", seed=1, family=family)
+        return tiny_vision_model(tmp_path_factory.mktemp(family) / "model", seed=1, family=family)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folders: Any) -> SeeingTokenizer:
+def tokenizer(folders: Any) -> VisionTokenizer:
     loaded = load_tokenizer(folders("qwen2_5_vl"))
-    assert isinstance(loaded, SeeingTokenizer)
+    assert isinstance(loaded, VisionTokenizer)
     return loaded
 
 
@@ -88,7 +88,7 @@ def test_ids_and_pixels_are_those_of_transformers(family: VisionFamily, folders:
 
     folder = folders(family)
     tokenizer = load_tokenizer(folder)
-    assert isinstance(tokenizer, SeeingTokenizer)
+    assert isinstance(tokenizer, VisionTokenizer)
     files = [picture(), picture("blue", (56, 84)), picture("green", (30, 30))]
     chat = image_chat("Look ", files[0], " and ", files[1], files[2], " what?")
     ids, images = tokenizer.render_images(chat)
@@ -120,7 +120,7 @@ def encoded(image: Any, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def test_orientation_and_transparency(tokenizer: SeeingTokenizer) -> None:
+def test_orientation_and_transparency(tokenizer: VisionTokenizer) -> None:
     """A photo is turned as its EXIF data say, and what is transparent is white."""
     from PIL import Image as Pillow
 
@@ -188,7 +188,7 @@ def test_modes_become_the_pixels_of_transformers(mode: str) -> None:
         (picture(size=(4000, 10)), "aspect ratio .* got 400.0: crop it, pad it or split it"),
     ],
 )
-def test_damaged_images_are_named(tokenizer: SeeingTokenizer, data: bytes, message: str) -> None:
+def test_damaged_images_are_named(tokenizer: VisionTokenizer, data: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message) as raised:
         tokenizer.render_images(image_chat(data, "?"))
     assert Image.of(data, "").digest[:12] in str(raised.value)
@@ -204,7 +204,7 @@ def test_damaged_images_are_named(tokenizer: SeeingTokenizer, data: bytes, messa
         {"type": "image_url"},
     ],
 )
-def test_images_that_are_no_data_urls(tokenizer: SeeingTokenizer, part: dict[str, Any]) -> None:
+def test_images_that_are_no_data_urls(tokenizer: VisionTokenizer, part: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"data: URL|base64"):
         tokenizer.render_images([{"role": "user", "content": [part]}])
 
@@ -215,7 +215,7 @@ def test_images_in_url_safe_base64() -> None:
     assert image.data == b"\x89PNG\xff\xff\xfb\xef\xbe\xff"
 
 
-def test_a_placeholder_in_a_text_is_refused(tokenizer: SeeingTokenizer) -> None:
+def test_a_placeholder_in_a_text_is_refused(tokenizer: VisionTokenizer) -> None:
     """A text cannot take an image's place."""
     with pytest.raises(ModelError, match=r"has 1 images, and .* wrote 2 times"):
         tokenizer.render_images(image_chat("<|image_pad|>", picture()))
@@ -226,9 +226,9 @@ def test_a_placeholder_in_a_text_is_refused(tokenizer: SeeingTokenizer) -> None:
 
 def test_images_that_the_template_leaves_out(folders: Any, tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m.content if m.content is string else 'x' }}{% endfor %}"
-    folder = tiny_seeing_model(tmp_path, seed=1, template=template)
+    folder = tiny_vision_model(tmp_path, seed=1, template=template)
     tokenizer = load_tokenizer(folder)
-    assert isinstance(tokenizer, SeeingTokenizer)
+    assert isinstance(tokenizer, VisionTokenizer)
     with pytest.raises(ModelError, match=r"has 1 images, and .* wrote 0 times"):
         tokenizer.render_images(image_chat(picture()))
 
@@ -240,18 +240,18 @@ def test_a_template_that_takes_lists_alone(tmp_path: Path) -> None:
         "{% if p.type == 'text' %}{{ p.text }}{% elif p.type == 'image' %}<image>{% endif %}"
         "{% endfor %}{% endfor %}"
     )
-    folder = tiny_seeing_model(tmp_path, seed=1, family="smolvlm", template=template)
+    folder = tiny_vision_model(tmp_path, seed=1, family="smolvlm", template=template)
     tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(tokenizer.render([{"role": "user", "content": "Hello"}])) == "userHello"
 
 
-def test_a_long_prompt_is_refused_early(tokenizer: SeeingTokenizer) -> None:
+def test_a_long_prompt_is_refused_early(tokenizer: VisionTokenizer) -> None:
     chat = image_chat("word " * 60_000, picture())
     with pytest.raises(ContextOverflowError):
         tokenizer.render_images(chat, most=100)
 
 
-def test_images_of_a_tool_result(tokenizer: SeeingTokenizer) -> None:
+def test_images_of_a_tool_result(tokenizer: VisionTokenizer) -> None:
     """The template of the tiny model writes every message's parts."""
     chat = [
         {"role": "user", "content": "?"},
@@ -270,7 +270,7 @@ def test_numbers_share_as_far_as_keys_do(first: list[Any], second: list[Any]) ->
     """Prompts with images of equal size have a common prefix exactly where their keys have one."""
     vision = seeing()
     prompts = [prompt_of(each) for each in (first, second)]
-    seen = [vision.see(*prompt).ids for prompt in prompts]
+    seen = [vision.prompt(*prompt).ids for prompt in prompts]
     keys = [
         prompt_key(np.array(ids, "<i4").tobytes(), images) if ids else b""
         for ids, images in prompts
@@ -284,9 +284,9 @@ def seeing() -> Vision:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        tiny_seeing_model(folder, seed=1)
+        tiny_vision_model(folder, seed=1)
         tokenizer = load_tokenizer(folder)
-        assert isinstance(tokenizer, SeeingTokenizer)
+        assert isinstance(tokenizer, VisionTokenizer)
         return Vision(load_model(folder), tokenizer.images)
 
 

@@ -52,7 +52,7 @@ from lightspan.runners.foreign_python import find_interpreter
 from lightspan_programs.process import guarding
 from lightspan_torch.engine.lora import check_low_rank, check_ranks, is_low_rank
 from lightspan_torch.engine.tokenizer import TEMPLATE_DATE, load_tokenizer
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 from lightspan_vllm.config import VISIBLE, VLLM
 from lightspan_vllm.images import SERVED
 from lightspan_vllm.process import Process, command, environment
@@ -408,7 +408,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
 def _no_images(spec: ServerSpec, tokenizer: ChatTokenizer) -> str:
     """Return why a policy takes no images; "" if it takes some. Log it if its model sees."""
-    if not isinstance(tokenizer, SeeingTokenizer):
+    if not isinstance(tokenizer, VisionTokenizer):
         return "its model does not see, or its image processor cannot be loaded (see the log)"
     if not spec.family:
         reason = f"with vLLM, images are taken by models of the types {', '.join(sorted(SERVED))}"

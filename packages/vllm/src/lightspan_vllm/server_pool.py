@@ -15,7 +15,7 @@ from lightspan.protocols.engine import ChatTokenizer, GenerationRequest, TokenCh
 from lightspan.schema.images import PromptImage
 from lightspan.schema.token_records import Sampling
 from lightspan_torch.engine.request_checks import check_request, copy_of
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 from lightspan_vllm.client import Chunk, Unreachable
 from lightspan_vllm.images import image_features
 from lightspan_vllm.load_balancer import LoadBalancer
@@ -163,7 +163,7 @@ class ServerPool:
         """
         if not images:
             return None
-        assert isinstance(self.tokenizer, SeeingTokenizer)
+        assert isinstance(self.tokenizer, VisionTokenizer)
         processor, spec = self.tokenizer.images, self.spec
         return partial(image_features, ids, images, processor, spec.family, spec.dtype)
 

@@ -22,7 +22,7 @@ from lightspan_testing.learner_suite.reference import (
     weights_of,
 )
 from lightspan_testing.learner_suite.rows import make_image_rows, token_logprobs
-from lightspan_testing.tiny_vision import VisionFamily, tiny_seeing_model
+from lightspan_testing.tiny_vision import VisionFamily, tiny_vision_model
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.vision.features import vision_parameters
@@ -41,7 +41,7 @@ class ImageLearnerSuite(LearnerTests):
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.set_num_threads(1)
         folder = tmp_path_factory.mktemp("learner") / "model"
-        return tiny_seeing_model(folder, seed=3, family=cls.family, hidden=32)
+        return tiny_vision_model(folder, seed=3, family=cls.family, hidden=32)
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -28,7 +28,7 @@ from lightspan_torch.engine._pages import Pages, PageTable, to_device
 from lightspan_torch.engine.oom import is_out_of_memory
 from lightspan_torch.engine.positions import exact_length, takes_cache_position
 from lightspan_torch.engine.weights import set_text_attention
-from lightspan_torch.vision.features import SeenImage, SeenPrompt, Vision, embedded
+from lightspan_torch.vision.features import CachedImage, Vision, VisionPrompt, embedded
 
 NAME: Final = "lightspan_pages"
 
@@ -43,7 +43,7 @@ class Chunk(NamedTuple):
     ids: Sequence[int]
     table: PageTable
     size: int
-    seen: SeenPrompt | None = None
+    seen: VisionPrompt | None = None
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class _Part(NamedTuple):
 
     row: int
     """Row of the first one."""
-    image: SeenImage
+    image: CachedImage
     features: slice
     """Which features of the image they have."""
 
@@ -534,7 +534,7 @@ def compare(
     plain: Sequence[Tensor],
     order: Sequence[Sequence[tuple[int, int]]],
     vision: Vision | None = None,
-    seen: Sequence[SeenPrompt | None] = (None, None),
+    seen: Sequence[VisionPrompt | None] = (None, None),
 ) -> tuple[float, dict[int, int | None]]:
     """Compute two prompts in several steps, and compare their logits with `plain`.
 

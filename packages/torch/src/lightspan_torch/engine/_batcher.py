@@ -31,7 +31,7 @@ from lightspan_torch.engine.grammars import (
     allowed,
     forbidden,
 )
-from lightspan_torch.vision.features import SeenPrompt, Vision
+from lightspan_torch.vision.features import Vision, VisionPrompt
 
 _STOP_TIMEOUT_S: Final = 30.0
 
@@ -72,7 +72,7 @@ class _Request:
         max_new_tokens: int,
         streaming: bool,
         grammar: _GrammarPosition | None,
-        seen: SeenPrompt | None,
+        seen: VisionPrompt | None,
     ) -> None:
         self.request_id = request_id
         self.ids = list(ids)
@@ -200,7 +200,7 @@ class Batcher:
         streaming: bool,
         grammar: GrammarState | None = None,
         answer_start: int = 0,
-        seen: SeenPrompt | None = None,
+        seen: VisionPrompt | None = None,
     ) -> None:
         """Queue a request.
 

@@ -439,8 +439,8 @@ def load_tokenizer(
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from lightspan_torch.vision.processor import sees
-    from lightspan_torch.vision.tokenizer import seeing_tokenizer
+    from lightspan_torch.vision.processor import takes_images
+    from lightspan_torch.vision.tokenizer import vision_tokenizer
 
     origin = locate(model, "tokenizer")
     try:
@@ -461,7 +461,9 @@ def load_tokenizer(
         "tool_parser": tool_parser,
         "date": date,
     }
-    seeing = seeing_tokenizer(tokenizer, origin, config, **options) if sees(config) else None
+    seeing = (
+        vision_tokenizer(tokenizer, origin, config, **options) if takes_images(config) else None
+    )
     loaded: TransformersTokenizer = seeing or TransformersTokenizer(tokenizer, **options)
     if reason := loaded.unread_format:
         _warn_once("requests with tools are refused", reason)

@@ -391,7 +391,7 @@ class _PolicyWorker:
         """
         assert self.vision is not None, "`admit` has refused the request"
         try:
-            await asyncio.to_thread(self.vision.see, request.prompt_ids, request.images)
+            await asyncio.to_thread(self.vision.prompt, request.prompt_ids, request.images)
         except DataError as error:
             raise PromptRefused(str(error)) from error
 
@@ -433,7 +433,7 @@ class _PolicyWorker:
         seen = None
         if job.images:  # again for each submission: the vision part may have other weights now
             assert self.vision is not None
-            seen = self.vision.see(job.prompt, job.images)
+            seen = self.vision.prompt(job.prompt, job.images)
         # If the thread is ending, the batcher refuses the job; the scheduled `_fail` fails it.
         with contextlib.suppress(EngineError):
             self._batcher.submit(

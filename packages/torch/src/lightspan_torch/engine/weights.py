@@ -18,7 +18,7 @@ from lightspan.errors import ConfigError, ModelError, OutOfMemoryError
 from lightspan.schema.validation import check_device_name
 from lightspan_torch.engine.hub import cannot_load, locate
 from lightspan_torch.engine.oom import allocation, is_out_of_memory
-from lightspan_torch.vision.processor import sees
+from lightspan_torch.vision.processor import takes_images
 
 
 def without_aliases(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def auto_class(config: Any) -> Any:
     """Return the class of transformers that loads or makes models of a configuration."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+    return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
 def set_text_attention(model: Any, name: str) -> None:

@@ -22,7 +22,7 @@ from lightspan_torch.engine.weights import set_text_attention, text_attention
 from lightspan_torch.learner.prefix_tree import plain as each_by_itself, share
 from lightspan_torch.learner.tree_forward import Pass, decoder, plan, sweep
 from lightspan_torch.vision.checks import ImageSample, image_sample
-from lightspan_torch.vision.features import SeenImage, Vision
+from lightspan_torch.vision.features import CachedImage, Vision
 
 
 class RowImages:
@@ -44,14 +44,14 @@ class RowImages:
     def __init__(self, vision: Vision, rows: Sequence[Row], *, trained: bool = False) -> None:
         self._vision = vision
         self._trained = trained
-        self._images: dict[int, SeenImage] = {}
+        self._images: dict[int, CachedImage] = {}
         self.sequences: list[list[int]] = []
         positions: list[NDArray[np.int64] | None] = []
         offsets: dict[int, int] = {}
         count = 0
         for row in rows:
             try:
-                seen = vision.see(row.ids, row.images)
+                seen = vision.prompt(row.ids, row.images)
             except DataError as error:
                 raise DataError(f"a row of rollout {row.rollout_id}: {error}") from error
             for run in seen.runs:

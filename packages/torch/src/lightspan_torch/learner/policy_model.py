@@ -26,8 +26,8 @@ from lightspan_torch.engine.weights import (
     without_bars,
 )
 from lightspan_torch.vision.features import vision_parameters
-from lightspan_torch.vision.processor import copy_processor, sees
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.processor import copy_processor, takes_images
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 
 ADAPTER: Final = "default"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -91,7 +91,7 @@ class TrainedModel:
         self._source: Any = load_model(source, dtype=dtype) if is_kept else source
         self.hidden_to_logits: Final = _hidden_to_logits(model)
         """Whether the logits are the output layer's result, without scaling or capping."""
-        if sees(model.config) and lora is None and not train_vision:
+        if takes_images(model.config) and lora is None and not train_vision:
             for _, parameter in vision_parameters(model):
                 parameter.requires_grad_(False)
         self.model: Any = model if lora is None else _with_adapters(model, lora, seed)
@@ -261,7 +261,7 @@ class TrainedModel:
         if not isinstance(self._source, torch.nn.Module):
             tokenizer = load_tokenizer(self._source)
             tokenizer.tokenizer.save_pretrained(folder)
-            if isinstance(tokenizer, SeeingTokenizer):
+            if isinstance(tokenizer, VisionTokenizer):
                 copy_processor(self._source, folder)
 
     def tokenizer(self) -> TransformersTokenizer | None:
@@ -340,7 +340,7 @@ def _with_adapters(model: Any, lora: LoRA, seed: int) -> Any:
         lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
-        exclude_modules=sorted(modules) if sees(model.config) else None,
+        exclude_modules=sorted(modules) if takes_images(model.config) else None,
     )
     with forked_random(model.device):
         torch.manual_seed(seed)
@@ -481,7 +481,7 @@ def merge_adapter(
     except Exception as error:
         raise ModelError(f"cannot load the tokenizer of {origin}: {error}") from error
     tokenizer.save_pretrained(target)
-    if sees(model.config):
+    if takes_images(model.config):
         copy_processor(source, Path(target))
     return Path(target)
 

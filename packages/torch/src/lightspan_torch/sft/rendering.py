@@ -16,7 +16,7 @@ from lightspan.progress import Reporter
 from lightspan.schema.images import PromptImage
 from lightspan.schema.records import Json
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 
 NOT_FOR_THIS_MODEL: Final = "not for this model"
 """Reason to leave out an example that is too long, or that the chat template refuses."""
@@ -62,7 +62,7 @@ def render_demonstration(
     if isinstance(demo, Demonstration):
         placeholders = sum(image.length for image in demo.images)
         if (
-            isinstance(tokenizer, SeeingTokenizer)
+            isinstance(tokenizer, VisionTokenizer)
             and demo.prompt_ids.count(tokenizer.images.image_id) != placeholders
         ):
             raise DataError(
@@ -227,7 +227,7 @@ def _render(
 ) -> tuple[list[int], tuple[PromptImage, ...]]:
     """Return the ids and the images of a chat; see `ImageTokenizer.render_images`."""
     options: Any = {"add_generation_prompt": add_generation_prompt}
-    if isinstance(tokenizer, SeeingTokenizer):
+    if isinstance(tokenizer, VisionTokenizer):
         return tokenizer.render_images(messages, tools, **options)
     return tokenizer.render(messages, tools, **options), ()
 

@@ -17,8 +17,8 @@ from lightspan.schema.images import Image, PromptImage
 from lightspan_torch.engine._attention import compare, tolerance
 from lightspan_torch.engine.oom import is_out_of_memory
 from lightspan_torch.vision.features import Vision
-from lightspan_torch.vision.processor import FAMILIES, sees
-from lightspan_torch.vision.tokenizer import SeeingTokenizer
+from lightspan_torch.vision.processor import FAMILIES, takes_images
+from lightspan_torch.vision.tokenizer import VisionTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ def image_sample(model: Any, tokenizer: ChatTokenizer) -> ImageSample | str:
     Raises:
         RuntimeError: memory ran out.
     """
-    if not sees(model.config):
+    if not takes_images(model.config):
         known = ", ".join(sorted(FAMILIES))
         return f"it is of the type {model.config.model_type}, and images are taken by: {known}"
-    if not isinstance(tokenizer, SeeingTokenizer):
+    if not isinstance(tokenizer, VisionTokenizer):
         return "its tokenizer has no image processor (the log of its loading says why)"
     vision = Vision(model, tokenizer.images)
     try:
@@ -131,7 +131,7 @@ def _difference(model: Any, sample: ImageSample) -> float:
 
     The first prompt is cut inside of its image, if this may be, and the second one uses its pages.
     """
-    seen = [sample.vision.see(ids, sample.images) for ids in sample.prompts]
+    seen = [sample.vision.prompt(ids, sample.images) for ids in sample.prompts]
     first, second = (each.ids for each in seen)
     image = sample.images[0]
     inside = image.start + (0 if seen[0].both_ways else image.length // 2)

@@ -37,7 +37,7 @@ _Key: TypeAlias = tuple[str, str, tuple[int, int]]
 """Weights of the vision part, digest of the image, grid."""
 
 
-class SeenImage:
+class CachedImage:
     """An image in the cache: the numbers of its placeholders, and its features.
 
     Args:
@@ -69,18 +69,18 @@ class _Cache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._images: OrderedDict[_Key, SeenImage] = OrderedDict()
+        self._images: OrderedDict[_Key, CachedImage] = OrderedDict()
         self._lock = threading.Lock()
         self._last = 0
 
-    def find(self, key: _Key) -> SeenImage | None:
+    def find(self, key: _Key) -> CachedImage | None:
         """Return an image of the cache; None if it is not there."""
         with self._lock:
             if key in self._images:
                 self._images.move_to_end(key)
             return self._images.get(key)
 
-    def add(self, key: _Key, length: int, data: bytes) -> SeenImage:
+    def add(self, key: _Key, length: int, data: bytes) -> CachedImage:
         """Return an image of the cache; add it if it is not there.
 
         An image that was dropped and comes again gets other numbers, so that it shares nothing with
@@ -89,7 +89,7 @@ class _Cache:
         with self._lock:
             found = self._images.get(key)
             if found is None:
-                found = SeenImage(-1 - self._last, length, key[1], data)
+                found = CachedImage(-1 - self._last, length, key[1], data)
                 self._last += length
                 self._images[key] = found
             return found
@@ -127,10 +127,10 @@ class Run(NamedTuple):
     stop: int
     first: int
     """Index of the first placeholder's features among those of the image."""
-    image: SeenImage
+    image: CachedImage
 
 
-class SeenPrompt:
+class VisionPrompt:
     """A prompt with images, as the text part of a model takes it.
 
     Args:
@@ -247,7 +247,7 @@ class Vision:
             for name, own in vision_parameters(self.model)
         )
 
-    def find(self, image: PromptImage) -> SeenImage:
+    def find(self, image: PromptImage) -> CachedImage:
         """Return the image of a run of placeholders. It is prepared, so that encoding cannot fail.
 
         Raises:
@@ -265,7 +265,7 @@ class Vision:
             )
         return found
 
-    def see(self, ids: Sequence[int], images: Sequence[PromptImage]) -> SeenPrompt:
+    def prompt(self, ids: Sequence[int], images: Sequence[PromptImage]) -> VisionPrompt:
         """Return a prompt as the text part of the model takes it.
 
         Args:
@@ -284,7 +284,7 @@ class Vision:
             stop = image.start + image.length
             seen[image.start : stop] = range(top, top - image.length, -1)
             runs.append(Run(image.start, stop, image.first, found))
-        return SeenPrompt(seen, runs, self._positions(ids, images), attends_both_ways(self.model))
+        return VisionPrompt(seen, runs, self._positions(ids, images), attends_both_ways(self.model))
 
     def _positions(
         self, ids: Sequence[int], images: Sequence[PromptImage]
@@ -312,7 +312,7 @@ class Vision:
         result: NDArray[np.int64] = positions[:, 0].numpy()
         return result
 
-    def features(self, image: SeenImage) -> Tensor:
+    def features(self, image: CachedImage) -> Tensor:
         """Return the features of an image, [1 + D, length, hidden]; compute them if they are new.
 
         They have no gradient.
@@ -325,7 +325,7 @@ class Vision:
                 _CACHE.shrink()
             return image.features
 
-    def encode(self, image: SeenImage) -> Tensor:
+    def encode(self, image: CachedImage) -> Tensor:
         """Run the vision part on an image; return its features as `features` does."""
         inputs = self.processor.prepare(image.digest, image.data).inputs
         device = self.model.device

@@ -191,7 +191,7 @@ def _eight_bits(image: Any) -> Any:
     return Image.fromarray((pixels >> 8).astype(np.uint8))
 
 
-def sees(config: Any) -> bool:
+def takes_images(config: Any) -> bool:
     """Return whether images are supported for models of a configuration."""
     return getattr(config, "model_type", None) in FAMILIES
 
@@ -201,7 +201,7 @@ def load_image_processor(origin: Origin, config: Any, tokenizer: Any) -> ImagePr
 
     Args:
         origin: where the model is.
-        config: configuration of the model; `sees` returned True for it.
+        config: configuration of the model; `takes_images` returned True for it.
         tokenizer: tokenizer of the model.
 
     Raises:

@@ -25,7 +25,7 @@ _DATA_URL: Final = re.compile(r"data:(image/[\w.+-]+)((?:;[^;,]*)*);base64,", re
 _PROBE: Final = "lightspan sample"
 
 
-class SeeingTokenizer(TransformersTokenizer, ImageTokenizer):
+class VisionTokenizer(TransformersTokenizer, ImageTokenizer):
     """A transformers tokenizer with the image processor of its model.
 
     Args:
@@ -216,9 +216,9 @@ def image_of(part: Mapping[str, Any]) -> Image:
     return Image.of(data, found[1].lower())
 
 
-def seeing_tokenizer(
+def vision_tokenizer(
     tokenizer: Any, origin: Origin, config: Any, **options: Any
-) -> SeeingTokenizer | None:
+) -> VisionTokenizer | None:
     """Return the tokenizer of a model that sees; None if its image processor cannot be loaded.
 
     The reason is logged, and the model can still be used for text.
@@ -236,7 +236,7 @@ def seeing_tokenizer(
     except ModelError as error:
         log.warning("images are refused: %s", error)
         return None
-    return SeeingTokenizer(tokenizer, images, **options)
+    return VisionTokenizer(tokenizer, images, **options)
 
 
 def _processor_template(folder: Path) -> str | None:
