@@ -16,7 +16,7 @@ def test_the_first_program_learns(tmp_path: Path) -> None:
     installs = [
         text for kind, _, text in blocks(README) if kind == "sh" and "pip install '" in text
     ]
-    assert installs == [f"pip install {TRAIN} ./packages/langgraph\n"]
+    assert installs == [f"pip install {TRAIN} ./packages/langgraph openai\n"]
     follower = Follower(tmp_path)
     follower.write(name, text)
     follower.run(f"python {name}")
