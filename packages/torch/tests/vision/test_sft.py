@@ -20,7 +20,7 @@ from lightspan_testing.tiny_vision import (
     picture,
     tiny_vision_model,
 )
-from lightspan_torch import SFT, Preferences
+from lightspan_torch import SFT
 from lightspan_torch.engine.tokenizer import load_tokenizer
 from lightspan_torch.engine.weights import load_model
 from lightspan_torch.sft.rendering import render_demonstration
@@ -103,10 +103,3 @@ def test_a_model_without_sight_leaves_them_out(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "model", seed=1)
     with pytest.raises(DataError, match="a part of the content is not text"):
         SFT(folder).fit([chat("red", "query")], tmp_path / "tuned")
-
-
-def test_preferences_leave_images_out_by_name(tmp_path: Path) -> None:
-    folder = tiny_vision_model(tmp_path / "model", seed=1)
-    example = {**chat("red", "query"), "label": True}
-    with pytest.raises(DataError, match="with images"):
-        Preferences(folder).fit([example], tmp_path / "tuned")

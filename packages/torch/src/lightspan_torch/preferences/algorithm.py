@@ -36,6 +36,7 @@ from lightspan_torch.preferences.examples import (
     highest_score,
     mismatched,
     pairs_of,
+    prompt_identity,
     split,
     verdicts_of,
 )
@@ -376,7 +377,7 @@ class Preferences:
         pairs = pairs_of(rated) if loss == "dpo" else []
         weights = self.desirable_weight, self.undesirable_weight
         learned: Sequence[Verdict | Pair] = verdicts if loss == "kto" else pairs
-        sides = split([each.prompt_ids for each in learned], self.held_out, self.seed)
+        sides = split([prompt_identity(each) for each in learned], self.held_out, self.seed)
         train = sides[0] if loss == "kto" else None
         check = check_examples(loss, verdicts, pairs, weights, rated.left_out, train)
         highest = highest_score(rated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from lightspan.errors import DataError
+from lightspan.schema.images import PromptImage, prompt_key
+from lightspan.schema.token_records import pack_ids
 from lightspan.schema.validation import is_number
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
-from lightspan_torch.preferences.rated_calls import WITH_IMAGES, RatedCall
+from lightspan_torch.preferences.rated_calls import RatedCall
 from lightspan_torch.sft.rendering import (
     NOT_FOR_THIS_MODEL,
     Demonstration,
@@ -28,20 +31,35 @@ FOREIGN: Final = "with token ids of another tokenizer"
 UNPAIRED: Final = "without another answer to the same prompt, rated differently"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt, an answer and whether it is desirable, as token ids."""
 
     prompt_ids: list[int]
     response_ids: list[int]
     desirable: bool
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, with their bytes."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class Pair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt, the better and the worse of two answers, as token ids."""
 
     prompt_ids: list[int]
     chosen_ids: list[int]
     rejected_ids: list[int]
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, with their bytes."""
+
+
+def prompt_identity(example: Demonstration | Verdict | Pair) -> tuple[int, ...]:
+    """Return a prompt's ids, in which bits of their digests replace the placeholders of images.
+
+    Only equal prompts have equal identities (`lightspan.schema.images.prompt_key`).
+    """
+    if not example.images:
+        return tuple(example.prompt_ids)
+    key = prompt_key(pack_ids(example.prompt_ids), example.images)
+    return struct.unpack(f"<{len(example.prompt_ids)}i", key)
 
 
 _Ids = TypeVar("_Ids", bound=Verdict | Pair)
@@ -88,19 +106,13 @@ class Rated:
                 example = _checked(example, label)
             if isinstance(example, Pair):
                 chosen, rejected = (
-                    self._render(
-                        Demonstration(prompt_ids=example.prompt_ids, response_ids=ids),
-                        tokenizer,
-                        label,
-                    )
+                    self._render(_demonstration(example, ids), tokenizer, label)
                     for ids in (example.chosen_ids, example.rejected_ids)
                 )
                 self._add_pair(chosen, rejected)
             elif isinstance(example, Verdict):
-                ids = Demonstration(
-                    prompt_ids=example.prompt_ids, response_ids=example.response_ids
-                )
-                self._add_verdict(ids, _certain(example.desirable), tokenizer, label)
+                demo = _demonstration(example, example.response_ids)
+                self._add_verdict(demo, _certain(example.desirable), tokenizer, label)
             else:
                 self._add_chat(example, tokenizer, label)
 
@@ -141,13 +153,7 @@ class Rated:
         if chosen.response_ids == rejected.response_ids:
             self.left_out[SAME_ANSWERS] += 1
             return
-        self.pairs.append(
-            Pair(
-                prompt_ids=chosen.prompt_ids,
-                chosen_ids=chosen.response_ids,
-                rejected_ids=rejected.response_ids,
-            )
-        )
+        self.pairs.append(_pair(chosen, rejected))
 
     def _render(
         self, answer: Any, tokenizer: TransformersTokenizer, label: str, *, is_strict: bool = True
@@ -168,10 +174,6 @@ class Rated:
         )
         if reason:
             self.example = f" ({reason})"
-        if demo is not None and demo.images:
-            self.left_out[WITH_IMAGES] += 1
-            self.example = f" ({label} has images, from which SFT and LightningRL can learn)"
-            return None
         if demo is not None and isinstance(answer, Demonstration):
             highest = max(*demo.prompt_ids, *demo.response_ids)
             lowest = min(*demo.prompt_ids, *demo.response_ids)
@@ -183,6 +185,23 @@ class Rated:
                 )
                 return None
         return demo
+
+
+def _demonstration(example: Verdict | Pair, response_ids: list[int]) -> Demonstration:
+    """Return the prompt of an example with one of its answers."""
+    return Demonstration(
+        prompt_ids=example.prompt_ids, response_ids=response_ids, images=example.images
+    )
+
+
+def _pair(chosen: Demonstration, rejected: Demonstration) -> Pair:
+    """Return the pair of two answers to one prompt."""
+    return Pair(
+        prompt_ids=chosen.prompt_ids,
+        chosen_ids=chosen.response_ids,
+        rejected_ids=rejected.response_ids,
+        images=chosen.images,
+    )
 
 
 def _foreign_policies(
@@ -283,13 +302,19 @@ def verdicts_of(rated: Rated, threshold: float) -> list[Verdict]:
             prompt_ids=demo.prompt_ids,
             response_ids=demo.response_ids,
             desirable=score >= threshold,
+            images=demo.images,
         )
         for demo, score in rated.answers
     ]
     for pair in rated.pairs:
         for ids, desirable in ((pair.chosen_ids, True), (pair.rejected_ids, False)):
             verdicts.append(
-                Verdict(prompt_ids=pair.prompt_ids, response_ids=ids, desirable=desirable)
+                Verdict(
+                    prompt_ids=pair.prompt_ids,
+                    response_ids=ids,
+                    desirable=desirable,
+                    images=pair.images,
+                )
             )
     return verdicts
 
@@ -303,9 +328,11 @@ def pairs_of(rated: Rated) -> list[Pair]:
     `rated.left_out`.
     """
     scores: dict[tuple[int, ...], dict[tuple[int, ...], list[float]]] = defaultdict(dict)
+    demos: dict[tuple[tuple[int, ...], tuple[int, ...]], Demonstration] = {}
     for demo, score in rated.answers:
-        answers = scores[tuple(demo.prompt_ids)]
-        answers.setdefault(tuple(demo.response_ids), []).append(score)
+        prompt, answer = prompt_identity(demo), tuple(demo.response_ids)
+        demos[prompt, answer] = demo
+        scores[prompt].setdefault(answer, []).append(score)
     pairs = list(rated.pairs)
     for prompt, answers in scores.items():
         means = {answer: _mean(values) for answer, values in answers.items()}
@@ -314,9 +341,7 @@ def pairs_of(rated: Rated) -> list[Pair]:
         for best, worst in zip(ranked, reversed(ranked), strict=True):
             if is_equal(means[best], means[worst]) or means[best] < means[worst]:
                 break
-            pairs.append(
-                Pair(prompt_ids=list(prompt), chosen_ids=list(best), rejected_ids=list(worst))
-            )
+            pairs.append(_pair(demos[prompt, best], demos[prompt, worst]))
             paired += 2
         if paired < len(ranked):
             rated.left_out[UNPAIRED] += len(ranked) - paired
@@ -340,7 +365,7 @@ def contradictions(verdicts: Sequence[Verdict]) -> int:
     """Return the number of answers that have both verdicts for the same prompt."""
     kinds: dict[tuple[tuple[int, ...], tuple[int, ...]], set[bool]] = defaultdict(set)
     for verdict in verdicts:
-        key = tuple(verdict.prompt_ids), tuple(verdict.response_ids)
+        key = prompt_identity(verdict), tuple(verdict.response_ids)
         kinds[key].add(verdict.desirable)
     return sum(len(values) > 1 for values in kinds.values())
 
@@ -350,7 +375,9 @@ def reversed_pairs(pairs: Sequence[Pair]) -> int:
 
     An answer that is better than one and worse than another is no contradiction.
     """
-    pairs_of_ids = {(*map(tuple, (p.prompt_ids, p.chosen_ids, p.rejected_ids)),) for p in pairs}
+    pairs_of_ids = {
+        (prompt_identity(pair), tuple(pair.chosen_ids), tuple(pair.rejected_ids)) for pair in pairs
+    }
     return sum((p, worse, better) in pairs_of_ids for p, better, worse in pairs_of_ids) // 2
 
 
@@ -361,7 +388,7 @@ def split(prompts: Sequence[Sequence[int]], share: float, seed: int) -> tuple[li
     A prompt is of the chat of another one with which it begins.
 
     Args:
-        prompts: prompt of each example.
+        prompts: prompt of each example (`prompt_identity`).
         share: share of the chats to hold out, rounded down to whole chats.
         seed: seed of the choice.
     """
@@ -395,18 +422,19 @@ def mismatched(verdicts: Sequence[Verdict], context: int, seed: int) -> list[lis
     order = list(range(len(verdicts)))
     random.Random(seed).shuffle(order)
     place = {index: number for number, index in enumerate(order)}
-    has_others = len({tuple(verdict.prompt_ids) for verdict in verdicts}) > 1
+    prompts = [prompt_identity(verdict) for verdict in verdicts]
+    has_others = len(set(prompts)) > 1
     chosen: list[list[int] | None] = []
     for index, verdict in enumerate(verdicts):
         start = place[index] + 1
-        others = (verdicts[order[(start + n) % len(order)]] for n in range(len(order) - 1))
+        others = (order[(start + n) % len(order)] for n in range(len(order) - 1))
         chosen.append(
             next(
                 (
-                    other.response_ids
+                    verdicts[other].response_ids
                     for other in others
-                    if (not has_others or other.prompt_ids != verdict.prompt_ids)
-                    and len(verdict.prompt_ids) + len(other.response_ids) <= context
+                    if (not has_others or prompts[other] != prompts[index])
+                    and len(verdict.prompt_ids) + len(verdicts[other].response_ids) <= context
                 ),
                 None,
             )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightspan.lightning.rows import Row
 from lightspan.protocols.learner import Learner, SFTLoss
+from lightspan.schema.images import PromptImage
 from lightspan_torch.preferences.examples import Pair, Verdict
 from lightspan_torch.preferences.losses import (
     dpo_losses,
@@ -30,8 +31,19 @@ from lightspan_torch.sft.updates import training_row
 CHUNK: Final = 64
 """Number of sequences whose log-probabilities are computed at once."""
 
-Answer = tuple[tuple[int, ...], tuple[int, ...]]
-"""Token ids of a prompt and of an answer to it."""
+
+class Answer(NamedTuple):
+    """A prompt and an answer to it."""
+
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, with their bytes."""
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """What answers are sorted by: equal prompts are neighbours."""
+        return self.prompt, [image.key for image in self.images], self.response
 
 
 class Answers:
@@ -45,7 +57,7 @@ class Answers:
 
     def __init__(self, learner: Learner, answers: Sequence[Answer]) -> None:
         self._learner = learner
-        distinct = sorted(set(answers))
+        distinct = sorted(set(answers), key=lambda answer: answer.order)
         self._start = dict(zip(distinct, self._logprobs(distinct), strict=True))
 
     def ratios(self, answers: Sequence[Answer]) -> Tensor:
@@ -73,15 +85,15 @@ class Answers:
             chunk = answers[start : start + CHUNK]
             scores = self._learner.score([_row(answer, n) for n, answer in enumerate(chunk)])
             pairs = zip(chunk, scores, strict=True)
-            sums += [math.fsum(logprobs[len(prompt) :]) for (prompt, _), logprobs in pairs]
+            sums += [math.fsum(logprobs[len(answer.prompt) :]) for answer, logprobs in pairs]
         return sums
 
 
 def _row(answer: Answer, number: int, weight: float = 0.0) -> Row:
-    prompt, response = answer
+    prompt, response, images = answer
     mask = [False] * len(prompt) + [True] * len(response)
     weights = [0.0] * len(prompt) + [weight] * len(response)
-    return training_row([*prompt, *response], mask, weights, f"answer-{number}")
+    return training_row([*prompt, *response], mask, weights, f"answer-{number}", images)
 
 
 class KTO:
@@ -101,10 +113,12 @@ class KTO:
         beta: float,
         weights: tuple[float, float],
     ) -> None:
-        self._answers = [(tuple(v.prompt_ids), tuple(v.response_ids)) for v in verdicts]
+        self._answers = [
+            Answer(tuple(v.prompt_ids), tuple(v.response_ids), v.images) for v in verdicts
+        ]
         self._others = [
-            None if other is None else (prompt, tuple(other))
-            for (prompt, _), other in zip(self._answers, others, strict=True)
+            None if other is None else answer._replace(response=tuple(other))
+            for answer, other in zip(self._answers, others, strict=True)
         ]
         self._desirable = torch.tensor([verdict.desirable for verdict in verdicts])
         self._beta, self._weights = beta, weights
@@ -160,9 +174,13 @@ class DPO:
     """
 
     def __init__(self, pairs: Sequence[Pair], beta: float) -> None:
-        prompts = [tuple(pair.prompt_ids) for pair in pairs]
-        self._chosen = [(p, tuple(x.chosen_ids)) for p, x in zip(prompts, pairs, strict=True)]
-        self._rejected = [(p, tuple(x.rejected_ids)) for p, x in zip(prompts, pairs, strict=True)]
+        self._chosen = [
+            Answer(tuple(pair.prompt_ids), tuple(pair.chosen_ids), pair.images) for pair in pairs
+        ]
+        self._rejected = [
+            chosen._replace(response=tuple(pair.rejected_ids))
+            for chosen, pair in zip(self._chosen, pairs, strict=True)
+        ]
         self._beta = beta
 
     def answers(self) -> list[Answer]:

@@ -24,15 +24,16 @@ from lightspan.lightning.rollout_checks import app_failed
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
 from lightspan.schema.genai_messages import joined_text
+from lightspan.schema.images import Image, with_data
 from lightspan.schema.records import Mode
 from lightspan.schema.token_records import CallOutcome, FinishReason, TokenRecord
 from lightspan.stores import open_existing
 from lightspan.stores.aio import run_sync
 from lightspan.stores.protocol import Store
+from lightspan_torch.sft.chat_dataset import images_of
 from lightspan_torch.sft.rendering import Demonstration
 
 CUT_OFF: Final = "cut off"
-WITH_IMAGES: Final = "with images"
 """Reason of `chat_of` to leave out an answer that is not complete."""
 CORRECTED: Final = math.inf
 """Score of a correction, which ranks above all answers to its prompt."""
@@ -92,7 +93,7 @@ def load_rated_calls(
         result = RatedCalls()
         async with open_existing(url, read_only=True) as store:
             async for episode in _episodes(store, query, run):
-                _add(episode, agents, result)
+                _add(episode, agents, result, await images_of(store, episode))
         return result
 
     return run_sync(read())
@@ -136,8 +137,17 @@ async def _check_run(store: Store, query: Query, run: str | None) -> None:
         raise ConfigError(f"run={run!r}: store {store.url} has the trainings {runs or 'of none'}")
 
 
-def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
-    """Add the rated calls of an episode to `result`, and count the others."""
+def _add(
+    episode: Episode, agents: Sequence[str], result: RatedCalls, images: Mapping[str, Image] = {}
+) -> None:
+    """Add the rated calls of an episode to `result`, and count the others.
+
+    Args:
+        episode: the episode.
+        agents: names or globs on agent paths; empty for all agents.
+        result: the calls, to which this function adds.
+        images: digest → image, for the images of the episode's calls.
+    """
     corrections = {
         span.attributes.get(c.REWARD_CALL_ID): str(span.attributes[c.FEEDBACK_CORRECTION])
         for span in episode.spans
@@ -157,7 +167,7 @@ def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
         else:
             result.left_out[SEVERAL_CALLS if selected else NO_CHOSEN_CALL] += 1
     for call in selected:
-        answer, rejection = _answer_of(episode, call)
+        answer, rejection = _answer_of(episode, call, images)
         is_cut = rejection == CUT_OFF and _is_cut(answer["messages"], call)
         score = score_of(episode, call)
         if score is None or (rejection and not is_cut):
@@ -173,16 +183,17 @@ def _add(episode: Episode, agents: Sequence[str], result: RatedCalls) -> None:
     result.left_out["late"] += len(episode.late_calls)
 
 
-def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
+def _answer_of(episode: Episode, call: Call, images: Mapping[str, Image]) -> tuple[Any, str]:
     """Return the prompt and the answer of a call, and why it must not be learned from ("": it may).
 
     They are exact token ids if the call has a token record, else a chat.
     """
     record = call.record
     if record is None:
-        chat = chat_of(episode, call)
+        chat = chat_of(episode, call, images)
         tools = {} if chat.tools is None else {"tools": chat.tools}
         return {"messages": chat.messages, **tools}, chat.rejection
+    prompt_images = with_data(record.images, images)
     checks = {
         "of attempts that did not end by themselves": not episode.finished,
         "of damaged attempts": bool(episode.capture_errors),
@@ -191,12 +202,14 @@ def _answer_of(episode: Episode, call: Call) -> tuple[Any, str]:
         f"ended with {call.outcome}": call.outcome is not CallOutcome.OK,
         "that the app broke off": record.finish_reason is FinishReason.CANCELLED,
         "with damaged token records": not _is_whole(record),
-        WITH_IMAGES: bool(record.images),
+        "whose images are not kept": prompt_images is None,
     }
     rejection = next((reason for reason, holds in checks.items() if holds), "")
-    if rejection:
+    if rejection or prompt_images is None:
         return None, rejection
-    return Demonstration(prompt_ids=record.prompt_ids, response_ids=record.response_ids), ""
+    return Demonstration(
+        prompt_ids=record.prompt_ids, response_ids=record.response_ids, images=prompt_images
+    ), ""
 
 
 def _text_of(call: Call) -> str:

@@ -18,8 +18,10 @@ from lightspan.algorithms.recorded_attempts import (
     score_of,
 )
 from lightspan.errors import DataError
+from lightspan.lightning.episode import Episode
 from lightspan.lightning.selection import unknown_agents
 from lightspan.progress import Reporter
+from lightspan.schema.images import Image
 from lightspan.schema.media import digests_in
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.routing import matches
@@ -86,6 +88,17 @@ def counted(left_out: Counter[str]) -> str:
     return ", ".join(f"{n} {reason}" for reason, n in left_out.most_common()) or "no call"
 
 
+async def images_of(store: Store, episode: Episode) -> dict[str, Image]:
+    """Return the images of an episode's calls that the store has: digest → image."""
+    digests = set[str]()
+    for call in episode.calls:
+        if call.span is not None:
+            digests |= digests_in(call.span.attributes)
+        if call.record is not None:
+            digests.update(image.digest for image in call.record.images)
+    return await store.images(sorted(digests)) if digests else {}
+
+
 async def read_chats(
     store: Store, query: Query, min_reward: float | None, agents: Sequence[str]
 ) -> Chats:
@@ -99,9 +112,7 @@ async def read_chats(
     """
     result = Chats()
     async for _, _, episode in read_attempts(store, query):
-        spans = [call.span for call in episode.calls if call.span is not None]
-        digests = set[str]().union(*(digests_in(span.attributes) for span in spans))
-        files = await store.images(sorted(digests)) if digests else {}
+        files = await images_of(store, episode)
         for call in episode.calls:
             result.agents.add(call.agent_path)
             if not is_of(call, agents):
