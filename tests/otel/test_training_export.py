@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,23 @@ import pytest
 
 from lightspan import LightningRL, Trainer
 from lightspan.capture import sdk_instrumentation
+from lightspan.errors import StoreError
 from lightspan.lightning.episode import Episode, build_episode
 from lightspan.progress import SilentReporter
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
+from lightspan.schema.media import reference
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.stores import open_store
 from lightspan.training.folder import RunFolder
 from lightspan.training.session import Session
 from lightspan_otel import attribute_names as a, span_exporter as module, training_export
+from lightspan_otel.normalize import normalized_arrival
+from lightspan_otel.otlp import decode_request
 from lightspan_otel.span_exporter import ExportHandle
 from lightspan_otel.training_export import TrainingExport
 from lightspan_testing.strategies import make_attempt, make_rollout, make_span
+from lightspan_testing.tiny_vision import image_part, picture
 from packages.otel.tests.backend import Backend
 
 pytestmark = pytest.mark.slow
@@ -149,6 +156,73 @@ def episodes(count: int, spans: int) -> list[Episode]:
     return found
 
 
+async def no_images(digests: Sequence[str]) -> dict[str, Image]:
+    return {}
+
+
+def with_image() -> tuple[Image, Episode]:
+    """Return an image, and an episode with a call whose prompt refers to it."""
+    image = Image.of(picture(), "image/png")
+    part = reference(image_part(image.data))
+    messages = [{"role": "user", "parts": [part]}]
+    span = make_span(
+        "0" * 15 + "1",
+        SpanKind.LLM,
+        attempt="a",
+        trace_id=f"{1:032x}",
+        attributes={c.INPUT_MESSAGES: json.dumps(messages, separators=(",", ":"))},
+    )
+    return image, build_episode(make_attempt("a"), make_rollout("a"), [span], [])
+
+
+@pytest.mark.parametrize("is_learned", [True, False])
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_images_of_the_store_are_sent_if_asked_for(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, switch: str, is_learned: bool
+) -> None:
+    """Check that an import of the sent trace gives the image, and else only its digest."""
+    monkeypatch.setenv("LIGHTSPAN_OTLP_IMAGES", switch)
+    image, episode = with_image()
+    asked: list[Sequence[str]] = []
+
+    async def run() -> None:
+        async def read(digests: Sequence[str]) -> dict[str, Image]:
+            asked.append(digests)
+            return {image.digest: image}
+
+        export = TrainingExport("desk", lambda text: None, read)
+        await export.add([episode], 1, is_learned=is_learned)
+        await export.close(is_patient=True)
+
+    asyncio.run(run())
+    [(headers, body)] = backend.requests
+    [arrival] = map(normalized_arrival, decode_request(body, headers["content-type"]).arrivals)
+    assert arrival.images == ((image,) if switch == "1" else ())
+    assert (
+        arrival.span.attributes[c.INPUT_MESSAGES] == episode.spans[0].attributes[c.INPUT_MESSAGES]
+    )
+    assert asked == ([[image.digest]] if switch == "1" else [])
+
+
+def test_a_store_that_cannot_be_read_costs_the_images_only(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP_IMAGES", "1")
+    _, episode = with_image()
+
+    async def run() -> None:
+        async def read(digests: Sequence[str]) -> dict[str, Image]:
+            raise StoreError("gone")
+
+        export = TrainingExport("desk", lambda text: None, read)
+        await export.add([episode], 1, is_learned=True)
+        await export.close(is_patient=True)
+
+    asyncio.run(run())
+    assert len(backend.spans()) == 1
+    assert "lightspan: images are not exported: StoreError('gone')" in caplog.text
+
+
 def test_what_does_not_get_through_is_told_at_the_end(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,8 +233,8 @@ def test_what_does_not_get_through_is_told_at_the_end(
     messages: list[str] = []
 
     async def run() -> None:
-        export = TrainingExport("desk", messages.append)
-        export.add(episodes(5, 100), 3, is_learned=True)
+        export = TrainingExport("desk", messages.append, no_images)
+        await export.add(episodes(5, 100), 3, is_learned=True)
         export.send()
         await export.close(is_patient=True)
 
@@ -173,8 +247,8 @@ def test_to_stop_the_wait_ends_it(backend: Backend) -> None:
     backend.held.clear()
 
     async def run() -> str:
-        export = TrainingExport("desk", lambda text: None)
-        export.add(episodes(3, 10), 1, is_learned=False)
+        export = TrainingExport("desk", lambda text: None, no_images)
+        await export.add(episodes(3, 10), 1, is_learned=False)
         task = asyncio.current_task()
         assert task is not None
         asyncio.get_running_loop().call_later(0.2, task.cancel)

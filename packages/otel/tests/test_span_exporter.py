@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import logging
 import os
 import subprocess
@@ -23,9 +26,11 @@ import lightspan_otel as otel
 from lightspan.capture import sdk_instrumentation
 from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image
 from lightspan.schema.spans import Span, SpanKind, SpanLink, SpanStatus
 from lightspan_otel import span_exporter as module
-from lightspan_otel.otlp import PROTOBUF, encode_answer
+from lightspan_otel.normalize import normalized_arrival
+from lightspan_otel.otlp import PROTOBUF, decode_request, encode_answer
 from lightspan_otel.span_exporter import current, enqueue
 from lightspan_otel.to_otel import to_otel
 from lightspan_testing.scripted import ScriptedServer
@@ -76,6 +81,65 @@ def test_what_is_sent(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None
     assert (headers["path"], headers["content-type"]) == ("/v1/traces", "application/x-protobuf")
     assert headers["authorization"] == "Bearer key"
     assert backend.spans() == [SPAN.replace(resource={"openinference.project.name": "desk"})]
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_images_of_an_app(backend: Backend, tmp_path: Path, images: bool) -> None:
+    """Check the convention's `content` of a `blob`, which `lightspan import` reads."""
+    data = base64.b64decode("R0lGODlhAgADAIAAAAAAAP///yH5BAAAAAAALAAAAAACAAMAAAIDhB8FADs=")
+    url = f"data:image/gif;base64,{base64.b64encode(data).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "What?"}, part]}]
+    exporter = OTLPSpanExporter(endpoint=f"{backend.url}/v1/traces")
+    with (
+        otel.send(exporter, images=images) as handle,
+        ScriptedServer("a picture") as server,
+        openai.OpenAI(base_url=server.url, api_key="k") as client,
+        lightspan.record(f"sqlite:{tmp_path / 'app.db'}") as recording,
+    ):
+        client.chat.completions.create(model="m", messages=messages)
+        assert recording.flush()
+        assert handle.flush()
+    [span] = [span for span in backend.spans() if span.kind is SpanKind.LLM]
+    [_, blob] = json.loads(str(span.attributes[c.INPUT_MESSAGES]))[0]["parts"]
+    assert blob == {
+        "type": "blob",
+        "modality": "image",
+        "mime_type": "image/gif",
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        **({"content": base64.b64encode(data).decode()} if images else {}),
+    }
+    [(headers, body)] = backend.requests
+    arrivals = [
+        normalized_arrival(each) for each in decode_request(body, headers["content-type"]).arrivals
+    ]
+    found = [image.data for arrival in arrivals for image in arrival.images]
+    assert found == [data] * images
+
+
+def test_images_are_references_while_many_spans_wait(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the memory that images may take while the backend does not answer."""
+    monkeypatch.setattr(module, "_MAX_WAITING_IMAGES", 2)
+    image = Image.of(b"GIF8", "image/gif")
+    messages = f'[{{"role":"user","parts":[{{"type":"blob","sha256":"{image.digest}"}}]}}]'
+    span = SPAN.replace(attributes={c.INPUT_MESSAGES: messages})
+    backend.held.clear()
+    with otel.send(OTLPSpanExporter(endpoint=backend.url), images=True) as handle:
+        handle.enqueue([span] * 3, [image])
+        backend.held.set()
+        assert handle.flush()
+    texts = [str(each.attributes[c.INPUT_MESSAGES]) for each in backend.spans()]
+    assert ["content" in text for text in texts] == [True, True, False]
+
+
+def test_a_wrong_switch_of_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTSPAN_OTLP", "http://127.0.0.1:4318")
+    monkeypatch.setenv("LIGHTSPAN_OTLP_IMAGES", "yes")
+    with pytest.raises(ConfigError, match="LIGHTSPAN_OTLP_IMAGES='yes': give 1 to send images"):
+        module.check()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -1,8 +1,9 @@
 """Export of recorded spans to a tracing backend: `LIGHTSPAN_OTLP=URL`, or `otel.send(exporter)`.
 
-Off by default. The OpenTelemetry SDK's `BatchSpanProcessor` exports in its own thread, so neither
-the app nor a training waits for a backend or gets its errors. Spans that do not fit into the queue
-are dropped and counted.
+Off by default, and the bytes of images are left out unless `LIGHTSPAN_OTLP_IMAGES=1`. The
+OpenTelemetry SDK's `BatchSpanProcessor` exports in its own thread, so neither the app nor a
+training waits for a backend or gets its errors. Spans that do not fit into the queue are dropped
+and counted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightspan.production.exporters import OTLP_VARIABLE
 from lightspan.production.options import resource_of_environment
 from lightspan.production.store_writer import close_at_exit, close_at_exit_of_child
 from lightspan.schema.content import without_keys
+from lightspan.schema.images import Image, ImageReader
 from lightspan.schema.redaction import bounded_text
 from lightspan.schema.spans import Span
 
@@ -36,7 +38,12 @@ MAX_QUEUE_SIZE: Final = 20_000
 """Maximum number of spans that wait for export."""
 EXIT_TIMEOUT_S: Final = 5.0
 """Maximum seconds to wait for the export of queued spans when the process ends."""
+IMAGES_VARIABLE: Final = "LIGHTSPAN_OTLP_IMAGES"
 _MAX_BATCH_SIZE: Final = 256
+_MAX_BATCH_WITH_IMAGES: Final = 8
+"""Spans in a request that may have images. Backends limit a request's size."""
+_MAX_WAITING_IMAGES: Final = 256
+"""Waiting spans beyond which images are sent as references, because they would fill the memory."""
 _SCHEDULE_DELAY_MS: Final = 200
 _EXPORT_TIMEOUT_MS: Final = 30_000
 _TRACES_PATH: Final = "/v1/traces"
@@ -50,21 +57,23 @@ class ExportHandle:
     Args:
         exporter: exporter of the OpenTelemetry SDK; called in the SDK's thread.
         destination: destination of the spans, for messages.
+        images: whether the messages have the bytes of images.
     """
 
-    def __init__(self, exporter: SpanExporter, destination: str) -> None:
+    def __init__(self, exporter: SpanExporter, destination: str, *, images: bool = False) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from lightspan_otel.to_otel import to_otel
+        from lightspan_otel.to_otel import to_otel, with_image_bytes
 
         self.destination: Final = destination
+        self.images: Final = images
         self.sent = 0
         """Number of spans that the exporter has accepted."""
         self.lost = 0
         """Number of spans that were dropped, failed to export, or were rejected by the backend."""
         self._rejected = 0
         """Number of rejected spans in the request under way (OTLP's partial success)."""
-        self._to_otel = to_otel
+        self._to_otel, self._with_images = to_otel, with_image_bytes
         self._resource = resource_of_environment()
         self._changed = threading.Condition()
         self._pending = 0
@@ -79,7 +88,7 @@ class ExportHandle:
             counting,
             max_queue_size=MAX_QUEUE_SIZE,
             schedule_delay_millis=_SCHEDULE_DELAY_MS,
-            max_export_batch_size=_MAX_BATCH_SIZE,
+            max_export_batch_size=_MAX_BATCH_WITH_IMAGES if images else _MAX_BATCH_SIZE,
             export_timeout_millis=_EXPORT_TIMEOUT_MS,
         )
 
@@ -88,14 +97,23 @@ class ExportHandle:
         """Number of spans that are queued or being exported."""
         return self._pending
 
-    def enqueue(self, spans: Sequence[Span]) -> None:
-        """Queue spans for export; drop the spans that do not fit into the queue. Never blocks."""
+    def enqueue(self, spans: Sequence[Span], images: Sequence[Image] = ()) -> None:
+        """Queue spans for export; drop the spans that do not fit into the queue. Never blocks.
+
+        Args:
+            spans: the spans.
+            images: the images to which they refer.
+        """
+        files = {image.digest: image for image in images} if self.images else {}
         if not self._has_exit_hook:
             self._has_exit_hook = True
             close_at_exit_of_child(self.close, priority=-1)  # after the store writer's
         for span in spans:
             resource = {**self._resource, **span.resource}
-            readable = self._to_otel(without_keys(span).replace(resource=resource))
+            sent = without_keys(span).replace(resource=resource)
+            if files and self._pending < _MAX_WAITING_IMAGES:
+                sent = self._with_images(sent, files)
+            readable = self._to_otel(sent)
             with self._changed:
                 if self._is_closed or self._pending >= MAX_QUEUE_SIZE:
                     self._drop()
@@ -206,7 +224,7 @@ class _State:
     """URL for which `by_environment` was created."""
 
 
-def send(exporter: SpanExporter) -> ExportHandle:
+def send(exporter: SpanExporter, *, images: bool = False) -> ExportHandle:
     """Send this process's spans to an exporter.
 
     These are the spans that `lightspan.record` records, and those of a training. From then on
@@ -216,6 +234,7 @@ def send(exporter: SpanExporter) -> ExportHandle:
     Args:
         exporter: exporter of OpenTelemetry's SDK; called in a thread of the SDK's
             `BatchSpanProcessor`.
+        images: whether to send the bytes of images too. If not, messages have their digests.
 
     Raises:
         ConfigError: the object is not an exporter, or this process sends to an exporter already.
@@ -227,7 +246,7 @@ def send(exporter: SpanExporter) -> ExportHandle:
             raise ConfigError(
                 "this process sends its spans to an exporter already: close() that first"
             )
-        _State.explicit = ExportHandle(exporter, type(exporter).__name__)
+        _State.explicit = ExportHandle(exporter, type(exporter).__name__, images=images)
         return _State.explicit
 
 
@@ -236,19 +255,21 @@ def check() -> None:
     current()
 
 
-def training_export(service: str, report: Callable[[str], None]) -> TrainingExport:
+def training_export(
+    service: str, report: Callable[[str], None], images: ImageReader
+) -> TrainingExport:
     """Create the export of a training's spans; the arguments are those of `TrainingExport`."""
     from lightspan_otel.training_export import TrainingExport
 
-    return TrainingExport(service, report)
+    return TrainingExport(service, report, images)
 
 
 def current() -> ExportHandle | None:
     """Return the handle to which this process exports; None if export is off.
 
     Raises:
-        ConfigError: `LIGHTSPAN_OTLP` is not a URL, or OpenTelemetry's OTLP exporter cannot be
-            imported.
+        ConfigError: `LIGHTSPAN_OTLP` is not a URL, `LIGHTSPAN_OTLP_IMAGES` is not 0 or 1, or
+            OpenTelemetry's OTLP exporter cannot be imported.
     """
     if _State.explicit is not None:
         return _State.explicit
@@ -259,17 +280,22 @@ def current() -> ExportHandle | None:
         if _State.by_environment is None or _State.url != url:
             endpoint = _endpoint(url)
             exporter = _otlp_exporter(endpoint)
-            _State.by_environment = ExportHandle(exporter, endpoint.partition("?")[0])
+            switch = os.environ.get(IMAGES_VARIABLE) or "0"
+            if switch not in ("0", "1"):
+                raise ConfigError(f"{IMAGES_VARIABLE}={switch!r}: give 1 to send images, or 0")
+            _State.by_environment = ExportHandle(
+                exporter, endpoint.partition("?")[0], images=switch == "1"
+            )
             _State.url = url
         return _State.by_environment
 
 
-def enqueue(spans: Sequence[Span]) -> None:
-    """Queue spans for export, if export is enabled. Never raises."""
+def enqueue(spans: Sequence[Span], images: Sequence[Image] = ()) -> None:
+    """Queue spans, and the images to which they refer, if export is enabled. Never raises."""
     try:
         handle = current()
         if handle is not None and spans:
-            handle.enqueue(spans)
+            handle.enqueue(spans, images)
     except Exception as error:  # an export error must not reach the app or the store writer
         log.warning("lightspan: %d spans are not exported: %s", len(spans), type(error).__name__)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,7 +19,9 @@ from opentelemetry.trace import (
     TraceFlags,
 )
 
-from lightspan.schema import semconv as c
+from lightspan.schema import genai_messages, semconv as c
+from lightspan.schema.images import Image
+from lightspan.schema.media import digests_in
 from lightspan.schema.spans import Span, SpanKind, SpanStatus, clean_attributes
 from lightspan_otel import attribute_names as a
 
@@ -28,6 +32,7 @@ _ANNOTATIONS: Final = {
     "tags": ("tag.tags", "langfuse.trace.tags"),
 }
 """Name in `emit_annotation` → attributes from which Langfuse and Phoenix read it."""
+_MESSAGES: Final = (c.INPUT_MESSAGES, c.OUTPUT_MESSAGES)
 STATUS_CODES: Final = {
     SpanStatus.UNSET: StatusCode.UNSET,
     SpanStatus.OK: StatusCode.OK,
@@ -56,6 +61,34 @@ def to_otel(span: Span) -> ReadableSpan:
         end_time=span.end_ns,
         instrumentation_scope=_SCOPE,
     )
+
+
+def with_image_bytes(span: Span, images: Mapping[str, Image]) -> Span:
+    """Return a span whose messages have the bytes of images in place of references to them.
+
+    A part `blob` gets the `content` that OpenTelemetry's convention names, in base64.
+
+    Args:
+        span: the span.
+        images: digest → image.
+    """
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [filled(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        image = images.get(str(value.get("sha256"))) if value.get("type") == "blob" else None
+        if image is None:
+            return {key: filled(item) for key, item in value.items()}
+        return {**value, "content": base64.b64encode(image.data).decode()}
+
+    found = {
+        key: genai_messages.dump_json(filled(json.loads(str(value))))
+        for key, value in span.attributes.items()
+        if key in _MESSAGES and digests_in({key: value}) & images.keys()
+    }
+    return span.replace(attributes={**span.attributes, **found}) if found else span
 
 
 def _own_attributes(span: Span) -> dict[str, Any]:

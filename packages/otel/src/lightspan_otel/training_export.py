@@ -7,6 +7,7 @@ wait for the backend. At its end it waits until all spans are sent, or the backe
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,13 @@ from lightspan.lightning.transitions import TransitionKey
 from lightspan.production.options import SERVICE_NAME, service_of_environment
 from lightspan.progress import plural
 from lightspan.schema import semconv as c
+from lightspan.schema.images import Image, ImageReader
+from lightspan.schema.media import digests_in
 from lightspan.schema.spans import Span, clean_attributes
 from lightspan_otel import attribute_names as a, span_exporter
 from lightspan_otel.span_exporter import ExportHandle
+
+log = logging.getLogger(__name__)
 
 EXPORT_TIMEOUT_S: Final = 30.0
 """Maximum wait at the end of a training while the backend accepts no span, in seconds."""
@@ -33,17 +38,19 @@ class TrainingExport:
     Args:
         service: service name of the spans, unless the environment names one.
         report: function that prints a message; called if spans were not exported.
+        images: function that returns the recorded images among digests.
     """
 
-    def __init__(self, service: str, report: Callable[[str], None]) -> None:
+    def __init__(self, service: str, report: Callable[[str], None], images: ImageReader) -> None:
         self._service: Final = service_of_environment() or service
         self._report = report
-        self._waiting: list[tuple[Episode, int]] = []
-        """Episodes of the current step, with the number of the step."""
+        self._images = images
+        self._waiting: list[tuple[Episode, int, list[Image]]] = []
+        """Episodes of the current step, with the number of the step and their images."""
         self._advantages: dict[TransitionKey, float] = {}
 
-    def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Queue the spans of finished episodes for export.
+    async def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
+        """Queue the spans of finished episodes for export. Never raises.
 
         If the step trains on the episodes, their spans are kept until `send` is called, so that
         they get the advantages of the step.
@@ -53,13 +60,24 @@ class TrainingExport:
             step: number of the training step.
             is_learned: whether the step trains on the episodes.
         """
-        if span_exporter.current() is None:
-            return
-        if is_learned:
-            self._waiting += [(episode, step) for episode in episodes]
+        handle = span_exporter.current()
+        if handle is None:
             return
         for episode in episodes:
-            self._enqueue(episode, step, {})
+            images = await self._images_of(episode) if handle.images else []
+            if is_learned:
+                self._waiting.append((episode, step, images))
+            else:
+                self._enqueue(episode, step, {}, images)
+
+    async def _images_of(self, episode: Episode) -> list[Image]:
+        """Return the recorded images of an episode's calls. Never raises."""
+        digests = set[str]().union(*(digests_in(span.attributes) for span in episode.spans))
+        try:
+            return list((await self._images(sorted(digests))).values()) if digests else []
+        except Exception as error:  # an export error must not end the training
+            log.warning("lightspan: images are not exported: %r", error)
+            return []
 
     def explain(self, explanations: Mapping[TransitionKey, Explanation]) -> None:
         """Keep the advantages of model calls for the next `send`, which adds them to the spans.
@@ -74,13 +92,18 @@ class TrainingExport:
         """Queue the spans that `add` has kept, with the advantages of the step. Never raises."""
         waiting, advantages = self._waiting, self._advantages
         self._waiting, self._advantages = [], {}
-        for episode, step in waiting:
-            self._enqueue(episode, step, advantages)
+        for episode, step, images in waiting:
+            self._enqueue(episode, step, advantages, images)
 
     def _enqueue(
-        self, episode: Episode, step: int, advantages: Mapping[TransitionKey, float]
+        self,
+        episode: Episode,
+        step: int,
+        advantages: Mapping[TransitionKey, float],
+        images: Sequence[Image],
     ) -> None:
-        span_exporter.enqueue(annotated_spans(episode, step, advantages, self._service))
+        spans = annotated_spans(episode, step, advantages, self._service)
+        span_exporter.enqueue(spans, images)
 
     async def close(self, *, is_patient: bool) -> None:
         """Export the remaining spans, and report how many were not exported. Never raises.

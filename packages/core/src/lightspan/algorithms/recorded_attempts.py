@@ -239,11 +239,11 @@ def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> R
         tools = json.loads(str(attributes.get(c.TOOL_DEFINITIONS, "null")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return RecordedChat([], None, "unreadable")
-    for message in (*prompt, *answers):
-        if isinstance(parts := message.get("content"), list):
-            message["content"] = [with_image(part, images) for part in parts]
+    contents = [m["content"] for m in (*prompt, *answers) if isinstance(m.get("content"), list)]
+    for parts in contents:
+        parts[:] = [with_image(part, images) for part in parts]
+    has_references = any(is_reference(part) for parts in contents for part in parts)
     answer = answers[call.choice :][:1]
-    contents = [message.get("content") for message in (*prompt, *answers)]
     checks = {
         "of damaged attempts": bool(episode.capture_errors),
         "in failed tries": call.key in episode.retried,
@@ -251,9 +251,7 @@ def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> R
         "with keys in them, which are not kept": c.KEYS_REPLACED in attributes,
         "whose prompt the provider keeps": not is_whole,
         "without messages": not prompt or not answer,
-        "with images, sounds or files, of which references are kept": any(
-            isinstance(parts, list) and any(map(is_reference, parts)) for parts in contents
-        ),
+        "with images, sounds or files, of which references are kept": has_references,
         "with several answers": len(answers) > 1 and call.record is None,
         "cut off": call.record is None and str(call.finish) not in _COMPLETE,
         "whose prompt begins the answer": [m["role"] for m in prompt[-1:]] == ["assistant"],

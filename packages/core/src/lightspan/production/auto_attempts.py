@@ -158,8 +158,8 @@ class OpenAttempt(Recorder):
             spans, self._spans = self._spans, []
             is_late, self._is_written = self._is_written, True
             self.size = 0
-        exporters.export(spans)
         images = self.images_of(spans)
+        exporters.export(spans, images)
         if is_late:
             ref = AttemptRef(self.attempt_id, store_writer.EPOCH)
             return store_writer.PendingWrite(ref, spans, images=images)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from lightspan.errors import ConfigError, how_to_install
 from lightspan.plugins import installed_plugins, load_plugin
+from lightspan.schema.images import Image, ImageReader
 from lightspan.schema.spans import Span
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ OTLP_VARIABLE: Final = "LIGHTSPAN_OTLP"
 class TrainingExport(Protocol):
     """The export of the spans of one training, with rewards and advantages."""
 
-    def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
-        """Queue the spans of ended episodes for export.
+    async def add(self, episodes: Sequence[Episode], step: int, *, is_learned: bool) -> None:
+        """Queue the spans of ended episodes for export. Never raises.
 
         If `is_learned`, the step trains on the episodes. Their spans are then kept until `send`.
         """
@@ -55,15 +56,23 @@ class SpanExporter(Protocol):
     def check(self) -> None:
         """Raise `ConfigError` if exports are enabled but not possible."""
 
-    def enqueue(self, spans: Sequence[Span]) -> None:
-        """Queue spans for export, if exports are enabled. Never blocks."""
+    def enqueue(self, spans: Sequence[Span], images: Sequence[Image] = ()) -> None:
+        """Queue spans for export, if exports are enabled. Never blocks.
 
-    def training_export(self, service: str, report: Callable[[str], None]) -> TrainingExport:
+        Args:
+            spans: the spans.
+            images: the images to which they refer.
+        """
+
+    def training_export(
+        self, service: str, report: Callable[[str], None], images: ImageReader
+    ) -> TrainingExport:
         """Return the export of a training.
 
         Args:
             service: service name of the spans, unless the environment names one.
             report: prints a message about spans that were not exported.
+            images: function that returns the recorded images among digests.
         """
 
 
@@ -82,11 +91,10 @@ def find_exporter() -> SpanExporter | None:
     return None
 
 
-def export(spans: Sequence[Span]) -> None:
-    """Queue spans for export, if exports are enabled. Never raises."""
+def export(spans: Sequence[Span], images: Sequence[Image]) -> None:
+    """Queue spans, and the images to which they refer, if exports are enabled. Never raises."""
     try:
-        exporter = find_exporter()
-        if exporter is not None:
-            exporter.enqueue(spans)
+        if (exporter := find_exporter()) is not None:
+            exporter.enqueue(spans, images)
     except Exception as error:  # an export error must not reach the app or the store writer
         log.warning("lightspan: %d spans are not exported: %s", len(spans), type(error).__name__)

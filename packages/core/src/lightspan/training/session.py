@@ -162,9 +162,11 @@ class Session(AbstractAsyncContextManager["Session"]):
             ConfigError: the folder cannot be used, is locked, or has a run that must be resumed or
                 has other settings.
         """
-        exporter = find_exporter()  # raises for a wrong address before anything begins
-        if exporter is not None:
-            self._span_export = exporter.training_export(self.path.name, self.reporter.line)
+        # raises for a wrong address before anything begins
+        if (exporter := find_exporter()) is not None:
+            self._span_export = exporter.training_export(
+                self.path.name, self.reporter.line, self.images
+            )
         config = {**self.settings.config(), "app": self._app.reference}
         if training:
             config |= data_config(self.tasks, self.val, self.selection)
@@ -530,7 +532,7 @@ class Session(AbstractAsyncContextManager["Session"]):
                 stray = getattr(self.gateway, "wrong_keys", "")
                 raise (type(error)(f"{error}. {stray}") if stray else error) from None
         if self._span_export is not None:
-            self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
+            await self._span_export.add(episodes, self.state.step, is_learned=mode is Mode.TRAIN)
         return episodes
 
     async def _resources_ids(
