@@ -1,6 +1,6 @@
 """Train the reader of charts on this machine, or on a GPU with a real model.
 
-python examples/charts/train.py                  a small model that sees, built here, on the CPU
+python examples/charts/train.py                  a small vision model, built here, on the CPU
 python examples/charts/train.py --resume         go on after Ctrl-C, a crash or `kill -9`
 python examples/charts/train.py --dev            look before training: a few charts, a report
 python examples/charts/train.py --model Qwen/Qwen2.5-VL-3B-Instruct --device cuda

@@ -41,8 +41,8 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def seeing_stage() -> Iterator[Stage]:
-    with Stage(sees=True) as running:
+def image_stage() -> Iterator[Stage]:
+    with Stage(takes_images=True) as running:
         yield running
         assert running.brain.problems == []
 
@@ -120,7 +120,7 @@ __all__ = [
     "installed_openai_agents",
     "rig",
     "script",
-    "seeing_stage",
+    "image_stage",
     "server",
     "stage",
 ]

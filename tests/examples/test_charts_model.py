@@ -1,4 +1,4 @@
-"""Test the small model that sees, its warm start, and the published model in its place.
+"""Test the small vision model, its warm start, and the published model in its place.
 
 The architecture of Qwen2.5-VL-3B-Instruct is transformers' own, with fewer and smaller layers. The
 chat template and the settings of the image processor are the published ones.
@@ -60,7 +60,7 @@ PUBLISHED_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("seeing")
+    folder = tmp_path_factory.mktemp("vision")
     vision_model.build_model(folder, demonstrations.demonstrate(200, 0), seed=3)
     return folder
 
@@ -108,7 +108,7 @@ def test_a_chart_has_nine_tokens(folder: Path) -> None:
 
 def imitate(base: Path, folder: Path, count: int) -> None:
     """Fine-tune a model as the warm start does."""
-    settings = training.SeeingImitation(demonstrations=count)
+    settings = training.VisionImitation(demonstrations=count)
     chats = demonstrations.demonstrate(count, 0)
     make_sft(base, 0, settings).fit(chats, folder, reporter=SilentReporter())
 

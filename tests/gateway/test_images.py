@@ -30,8 +30,8 @@ from lightspan.stores.protocol import Store
 from lightspan_gateway.limits import GatewayLimits, ImageLimits
 from lightspan_gateway.serving.public_access import ServingGateway
 from lightspan_testing.byte_tokenizer import (
+    IMAGES,
     PLACEHOLDER,
-    SEEING,
     ByteTokenizer,
     data_url,
     image_file,
@@ -61,10 +61,10 @@ CHAT, RESPONSES, MESSAGES = APIS
 SMALL = ImageLimits(max_images=2, max_bytes=2_000, max_side=100, max_pixels=5_000)
 
 
-def seeing(store: Store, script: Any = "Red.", **options: Any) -> Any:
-    """Start a gateway whose policy sees images."""
+def vision(store: Store, script: Any = "Red.", **options: Any) -> Any:
+    """Start a gateway whose policy takes images."""
     tokenizer = options.pop("tokenizer", ByteTokenizer())
-    return make_rig(store, script, tokenizer=tokenizer, capabilities=SEEING, **options)
+    return make_rig(store, script, tokenizer=tokenizer, capabilities=IMAGES, **options)
 
 
 def user(*parts: Any) -> dict[str, Any]:
@@ -108,7 +108,7 @@ async def test_formats_by_their_bytes(store: Store, kind: str) -> None:
     data = image_file("red", kind=kind)
     image = Image.of(data, f"image/{kind.lower()}")
     declared = {"type": "image_url", "image_url": data_url(data, "image/x")}
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         status, answer = await post(rig, CHAT, CHAT.body(user(declared)))
         assert status == 200, answer
         [record] = await rig.records()
@@ -124,7 +124,7 @@ async def test_the_first_frame_of_an_animation(store: Store) -> None:
     frames = [pillow.new("RGB", (20, 12), color) for color in ("red", "blue")]
     file = io.BytesIO()
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         status, _ = await post(rig, CHAT, CHAT.body(user(chat_image(file.getvalue()))))
         [record] = await rig.records()
     assert status == 200
@@ -142,7 +142,7 @@ async def test_detail_and_broken_lines_are_kept(store: Store) -> None:
     head, _, text = data_url(RED.data).partition(",")
     url = f"{head},{text[:40]}\n{text[40:]}\n"
     part = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
-    async with seeing(store, tokenizer=Watching()) as rig:
+    async with vision(store, tokenizer=Watching()) as rig:
         status, answer = await post(rig, CHAT, CHAT.body(user({"type": "text", "text": "A"}, part)))
     assert status == 200, answer
     inner = {"url": data_url(RED.data), "detail": "low"}
@@ -151,7 +151,7 @@ async def test_detail_and_broken_lines_are_kept(store: Store) -> None:
 
 async def test_tokens_of_images_are_counted(store: Store) -> None:
     headers = {"x-api-key": ""}
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         headers["x-api-key"] = rig.attempt.call_token
         body = MESSAGES.body(user(MESSAGES.text("A"), MESSAGES.image(RED)))
         api = Api("messages/count_tokens")
@@ -162,7 +162,7 @@ async def test_tokens_of_images_are_counted(store: Store) -> None:
 
 async def test_placeholders_fill_the_context(store: Store) -> None:
     large = Image.of(image_file(size=(800, 80)), "image/png")
-    async with seeing(store, tokenizer=ByteTokenizer(context_length=512)) as rig:
+    async with vision(store, tokenizer=ByteTokenizer(context_length=512)) as rig:
         status, message, code = await refused(rig, CHAT.image(large))
         assert await store.images([large.digest]) == {large.digest: large}
     length = len([*turn("user", 1_000), *BEGIN])
@@ -177,7 +177,7 @@ async def test_what_the_tokenizer_refuses_is_a_400(store: Store) -> None:
 
             raise DataError("the image is 1 pixel wide")
 
-    async with seeing(store, tokenizer=Failing()) as rig:
+    async with vision(store, tokenizer=Failing()) as rig:
         status, message, _ = await refused(rig, CHAT.image(RED))
     assert status == 400
     assert message == (
@@ -196,7 +196,7 @@ async def test_photos_are_turned_upright(store: Store, orientation: int) -> None
     exif = pillow.Exif()
     exif[0x0112] = orientation
     data = image_file(size=(40, 8), kind="JPEG", exif=exif)
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         assert (await post(rig, CHAT, CHAT.body(user(chat_image(data)))))[0] == 200
         [record] = await rig.records()
     assert record.images[0].grid == ((5, 1) if orientation == 6 else (1, 5))
@@ -277,7 +277,7 @@ BROKEN: list[tuple[str, Callable[[], Any], str]] = [
 async def test_broken_and_large_images_are_refused(
     store: Store, part: Callable[[], Any], message: str
 ) -> None:
-    async with seeing(store, limits=GatewayLimits(images=SMALL)) as rig:
+    async with vision(store, limits=GatewayLimits(images=SMALL)) as rig:
         status, said, code = await refused(rig, part())
         [span] = await rig.spans()
     assert (status, code) == (400, "invalid_image")
@@ -288,7 +288,7 @@ async def test_broken_and_large_images_are_refused(
 @each_api
 async def test_every_api_names_its_field(store: Store, api: Api) -> None:
     field = url_field(api).replace("source.url", "source.data")
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         status, message, code = await refused(rig, api.image(Image.of(b"no", "image/png")), api)
     assert (status, code) == (400, "invalid_image")
     assert message == f"'{field}' is of no supported format: send PNG, JPEG, WEBP or GIF"
@@ -301,7 +301,7 @@ async def test_a_shape_that_the_model_cannot_take(store: Store, api: Api, tmp_pa
     images = [Image.of(image_file("red", size), "image/png") for size in ((40, 30), (2_000, 4))]
     field = url_field(api).replace("source.url", "source.data").replace("tent[0]", "tent[1]")
     body = api.body(user(*map(api.image, images)))
-    async with seeing(store, tokenizer=tokenizer) as rig:
+    async with vision(store, tokenizer=tokenizer) as rig:
         status, answer = await post(rig, api, body)
         error = json.loads(answer)["error"]
         [span] = await rig.spans()
@@ -320,7 +320,7 @@ async def test_a_shape_that_the_model_cannot_take(store: Store, api: Api, tmp_pa
 
 async def test_the_number_of_images(store: Store) -> None:
     part = CHAT.image(RED)
-    async with seeing(store, limits=GatewayLimits(images=SMALL)) as rig:
+    async with vision(store, limits=GatewayLimits(images=SMALL)) as rig:
         status, _ = await post(rig, CHAT, CHAT.body(user(part, part)))
         assert status == 200
         status, answer = await post(rig, CHAT, CHAT.body(user(part, part, part)), "call-b")
@@ -360,7 +360,7 @@ async def test_the_number_of_images(store: Store) -> None:
 async def test_malformed_parts_are_refused(
     store: Store, api: Api, part: Any, field: str, message: str
 ) -> None:
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         status, said, _ = await refused(rig, part, api)
         [span] = await rig.spans()
     where = ("input" if api is RESPONSES else "messages") + "[0].content[0]"
@@ -370,7 +370,7 @@ async def test_malformed_parts_are_refused(
 
 @pytest.mark.parametrize("kind", ["input_audio", "file", "input_image"])
 async def test_other_media_is_refused_by_a_policy_that_sees(store: Store, kind: str) -> None:
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         status, message, code = await refused(rig, {"type": kind})
     assert (status, code) == (400, "unsupported_content")
     assert f"is of type {kind!r}: only text is understood" in message
@@ -408,7 +408,7 @@ def allowing(*hosts: str, **limits: Any) -> GatewayLimits:
 
 @each_api
 async def test_an_allowed_host_is_fetched_and_recorded_as_data(store: Store, api: Api) -> None:
-    async with site(red=RED.data) as (host, requested), seeing(store, limits=allowing(host)) as rig:
+    async with site(red=RED.data) as (host, requested), vision(store, limits=allowing(host)) as rig:
         body = api.body(user(web_image(api, f"http://{host}/red")))
         status, answer = await post(rig, api, body)
         assert status == 200, answer
@@ -423,7 +423,7 @@ async def test_an_allowed_host_is_fetched_and_recorded_as_data(store: Store, api
 
 @each_api
 async def test_other_hosts_are_never_asked(store: Store, api: Api) -> None:
-    async with site(red=RED.data) as (host, requested), seeing(store) as rig:
+    async with site(red=RED.data) as (host, requested), vision(store) as rig:
         part = web_image(api, f"http://{host}/red?key=secret")
         status, message, code = await refused(rig, part, api)
     assert requested == []
@@ -474,7 +474,7 @@ async def test_what_is_not_fetched(
     }
     async with site(**answers) as (host, _):
         limits = allowing(*(each.format(host=host) for each in hosts), max_bytes=5_000)
-        async with seeing(store, limits=limits) as rig:
+        async with vision(store, limits=limits) as rig:
             status, said, _ = await refused(rig, web_image(CHAT, url.format(host=host)))
     assert status == 400, said
     assert message.format(host=host) in said
@@ -498,7 +498,7 @@ async def test_a_pattern_does_not_lead_to_private_addresses(
     async with site(red=RED.data) as (host, requested):
         port = host.partition(":")[2]
         limits = allowing(f"*.example.com:{port}", f"named.example.com:{port}")
-        async with seeing(store, limits=limits) as rig:
+        async with vision(store, limits=limits) as rig:
             part = web_image(CHAT, f"http://a.example.com:{port}/red")
             status, message, code = await refused(rig, part)
             assert requested == []
@@ -513,7 +513,7 @@ async def test_redirects_within_a_host_are_followed(store: Store) -> None:
         return web.Response(status=302, headers={"Location": "/red"})
 
     answers = {"old": found, "red": RED.data}
-    async with site(**answers) as (host, requested), seeing(store, limits=allowing(host)) as rig:
+    async with site(**answers) as (host, requested), vision(store, limits=allowing(host)) as rig:
         body = CHAT.body(user(web_image(CHAT, f"http://{host}/old")))
         assert (await post(rig, CHAT, body))[0] == 200
     assert requested == ["old", "red"]
@@ -522,7 +522,7 @@ async def test_redirects_within_a_host_are_followed(store: Store) -> None:
 async def test_hosts_that_fail_are_a_502(store: Store) -> None:
     async with (
         site(down=lambda: web.Response(status=503)) as (host, _),
-        seeing(store, limits=allowing(host, "127.0.0.1:1")) as rig,
+        vision(store, limits=allowing(host, "127.0.0.1:1")) as rig,
     ):
         down = await refused(rig, web_image(CHAT, f"http://{host}/down"))
         gone = await refused(rig, web_image(CHAT, "http://127.0.0.1:1/red"))
@@ -538,7 +538,7 @@ async def test_all_images_of_a_request_share_the_bytes(store: Store) -> None:
     size = len(RED.data)
     async with site(red=RED.data) as (host, requested):
         limits = allowing(host, max_fetched_bytes=2 * size)
-        async with seeing(store, limits=limits) as rig:
+        async with vision(store, limits=limits) as rig:
             part = web_image(CHAT, f"http://{host}/red")
             assert (await post(rig, CHAT, CHAT.body(user(part, part))))[0] == 200
             status, answer = await post(rig, CHAT, CHAT.body(user(*[part] * 3)), "call-b")
@@ -560,7 +560,7 @@ async def test_a_slow_host_is_left(store: Store) -> None:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         host = f"127.0.0.1:{runner.addresses[0][1]}"
-        async with seeing(store, limits=allowing(host, fetch_timeout_s=0.2)) as rig:
+        async with vision(store, limits=allowing(host, fetch_timeout_s=0.2)) as rig:
             part = web_image(CHAT, f"http://{host}/red")
             status, message, _ = await refused(rig, part)
     finally:
@@ -589,7 +589,7 @@ async def test_a_retry_of_a_fetched_image_sees_the_same_bytes(store: Store, stre
 
     async with (
         site(now=lambda: web.Response(body=files.pop(0))) as (host, requested),
-        seeing(store, script, limits=allowing(host)) as rig,
+        vision(store, script, limits=allowing(host)) as rig,
     ):
         body = CHAT.body(user(web_image(CHAT, f"http://{host}/now")), stream=stream)
         task = asyncio.create_task(post(rig, CHAT, body))
@@ -617,7 +617,7 @@ async def test_a_fork_has_the_images_of_its_parent(store: Store) -> None:
     async with site(now=lambda: web.Response(body=files.pop(0))) as (host, requested):
         first = CHAT.body(user(CHAT.image(BLUE)))
         second = CHAT.body(user(web_image(CHAT, f"http://{host}/now")))
-        async with seeing(store, limits=allowing(host)) as rig:
+        async with vision(store, limits=allowing(host)) as rig:
             for number, body in enumerate((first, second)):
                 assert (await post(rig, CHAT, body, f"call-{number}"))[0] == 200
             parent = rig.attempt.attempt_id
@@ -640,7 +640,7 @@ async def test_a_fork_has_the_images_of_its_parent(store: Store) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_response_continues_one_with_an_image(store: Store, restarted: bool) -> None:
-    async with seeing(store, ["Red.", "Yes."]) as rig:
+    async with vision(store, ["Red.", "Yes."]) as rig:
         body = RESPONSES.body(user(RESPONSES.text("A"), RESPONSES.image(RED)))
         status, answer = await post(rig, RESPONSES, body)
         assert status == 200, answer
@@ -659,7 +659,7 @@ async def test_a_response_continues_one_with_an_image(store: Store, restarted: b
 
 
 async def test_a_store_without_the_image_of_an_earlier_response(store: Store) -> None:
-    async with seeing(store, ["Red.", "Yes."]) as rig:
+    async with vision(store, ["Red.", "Yes."]) as rig:
         body = RESPONSES.body(user(RESPONSES.image(RED)))
         _, answer = await post(rig, RESPONSES, body)
         await rig.restart()
@@ -689,7 +689,7 @@ async def test_images_are_stored_before_the_call_and_once(store: Store) -> None:
         return await add_calls(calls)
 
     store.add_images, store.add_calls = images, calls  # type: ignore[method-assign]
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         for number, parts in enumerate(([RED], [RED, BLUE], [BLUE, BLUE])):
             body = CHAT.body(user(*map(CHAT.image, parts)))
             assert (await post(rig, CHAT, body, f"call-{number}"))[0] == 200
@@ -701,7 +701,7 @@ async def test_a_store_that_refuses_an_image_damages_the_attempt(store: Store) -
         raise StoreError("the disk is full")
 
     store.add_images = failing  # type: ignore[method-assign]
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         assert (await post(rig, CHAT, CHAT.body(user(CHAT.image(RED)))))[0] == 200
         await rig.gateway.access.log.drain()
         attempt = await store.attempt(rig.attempt.attempt_id)
@@ -709,7 +709,7 @@ async def test_a_store_that_refuses_an_image_damages_the_attempt(store: Store) -
 
 
 async def test_answered_calls_hold_no_images(store: Store) -> None:
-    async with seeing(store) as rig:
+    async with vision(store) as rig:
         assert (await post(rig, CHAT, CHAT.body(user(CHAT.image(RED)))))[0] == 200
         [call] = rig.session().calls.values()
         assert (call.info.images, call.info.body) == ({}, {})
@@ -721,7 +721,7 @@ async def test_an_endpoint_gets_images_untouched(store: Store, url: str) -> None
     body = CHAT.body(user(CHAT.text("A"), plain(url), CHAT.image(RED)))
     with ScriptedServer("Red.") as server:
         endpoint = Target(route=Route.ENDPOINT, endpoint=LLM(base_url=server.url, model="m"))
-        async with seeing(store, routing=Routing(default=endpoint)) as rig:
+        async with vision(store, routing=Routing(default=endpoint)) as rig:
             assert (await post(rig, CHAT, body))[0] == 200
             [request] = server.requests
             stored = await store.images([RED.digest])
@@ -730,7 +730,7 @@ async def test_an_endpoint_gets_images_untouched(store: Store, url: str) -> None
 
 
 async def test_serve_answers_images_and_stores_nothing() -> None:
-    engine = ScriptedEngine(ByteTokenizer(), "Red.", capabilities=SEEING)
+    engine = ScriptedEngine(ByteTokenizer(), "Red.", capabilities=IMAGES)
     routing = Routing(default=Target(route=Route.POLICY, policy="policy"))
     async with (
         site(red=RED.data) as (host, _),

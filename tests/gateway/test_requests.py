@@ -239,8 +239,8 @@ async def test_a_chunked_body_that_is_too_large(store: Store) -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0] is of type 'image_url': only text is understood; images "
-            "('image_url') need a policy whose model sees, such as Qwen2.5-VL, and the embedded "
-            "engine",
+            "('image_url') need a policy with a vision model, such as Qwen2.5-VL, and the "
+            "embedded engine",
             "messages[0].content[0]",
         ),
         (
@@ -295,8 +295,8 @@ KEPT = {
             "/v1/chat/completions",
             {"type": "image_url", "image_url": {"url": DATA_URL}},
             "messages[0].content[1]",
-            "only text is understood; images ('image_url') need a policy whose model sees, such as "
-            "Qwen2.5-VL, and the embedded engine",
+            "only text is understood; images ('image_url') need a policy with a vision model, such "
+            "as Qwen2.5-VL, and the embedded engine",
         ),
         (
             "user",
@@ -304,8 +304,8 @@ KEPT = {
             {"type": "input_image", "image_url": DATA_URL},
             "input[0].content[1]",
             "only messages with text, calls of tools and their outputs are understood; images "
-            "('input_image') need a policy whose model sees, such as Qwen2.5-VL, and the embedded "
-            "engine",
+            "('input_image') need a policy with a vision model, such as Qwen2.5-VL, and the "
+            "embedded engine",
         ),
     ],
 )

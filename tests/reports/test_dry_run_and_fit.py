@@ -216,12 +216,12 @@ def test_a_client_that_is_given_the_attempts_endpoint_trains(
 
 CHAT_REFUSED = (
     "messages[0].content[1] is of type 'image_url': only text is understood; images ('image_url') "
-    "need a policy whose model sees, such as Qwen2.5-VL, and the embedded engine"
+    "need a policy with a vision model, such as Qwen2.5-VL, and the embedded engine"
 )
 RESPONSE_REFUSED = (
     "input[0].content[0] is of type 'input_image': only messages with text, calls of tools and "
-    "their outputs are understood; images ('input_image') need a policy whose model sees, such as "
-    "Qwen2.5-VL, and the embedded engine"
+    "their outputs are understood; images ('input_image') need a policy with a vision model, such "
+    "as Qwen2.5-VL, and the embedded engine"
 )
 ADVICE = (
     "Take such parts out of what this agent sends, or leave it out of optimize= and let a model "

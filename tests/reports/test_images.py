@@ -179,7 +179,7 @@ def test_images_are_an_option_of_messages(
 
 @pytest.mark.slow
 def test_a_dry_run_counts_images_and_their_tokens(dry_apps: Any, tmp_path: Path) -> None:
-    """Check a model that sees 84 by 56 pixels as 6 tokens, and 56 by 56 as 4.
+    """Check an image of 84 by 56 pixels as 6 tokens, and 56 by 56 as 4.
 
     The app shows another picture in its second call, so that the conversation breaks.
     """

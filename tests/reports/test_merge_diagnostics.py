@@ -121,7 +121,7 @@ class Chat:
         return [relation.value for relation in self.read().relations.values()]
 
 
-class SeeingChat(Chat):
+class ImageChat(Chat):
     """A chat whose prompts may have images, with a token per byte and per patch of an image."""
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ def seen(*parts: bytes | str) -> dict[str, Any]:
 
 
 def test_a_session_that_keeps_its_images_is_one_row() -> None:
-    chat = SeeingChat()
+    chat = ImageChat()
     chat.call([seen("Look: ", RED)], "red")
     chat.call([seen("Look: ", RED), bot("red"), seen(BLUE)], "blue")
     assert chat.relations() == ["new", "merged"]
@@ -395,7 +395,7 @@ def test_a_session_that_keeps_its_images_is_one_row() -> None:
 def test_another_image_begins_a_row(
     first: Any, later: Any, place: int, where: str, detail: str
 ) -> None:
-    chat = SeeingChat()
+    chat = ImageChat()
     chat.call(first, "It is a colour.")
     chat.call([*later, bot("It is a colour."), user("Sure?")], "yes")
     found = chat.read()
@@ -407,7 +407,7 @@ def test_another_image_begins_a_row(
 
 def test_an_image_that_is_cut_in_another_way_begins_a_row() -> None:
     """Check that 2 by 3 patches are not 3 by 2, although ids and file are equal."""
-    chat = SeeingChat()
+    chat = ImageChat()
     chat.call([seen(RED)], "red")
     chat.call([seen(RED), bot("red"), user("Sure?")], "yes")
     record = chat.transitions[1].record

@@ -86,10 +86,10 @@ def start(python: str, served: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="class")
-def start_seeing(
+def start_vision(
     python: str, served: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Start]:
-    """Return a function that starts servers of models that see, which end with the class's tests.
+    """Return a function that starts servers of vision models, which end with the class's tests.
 
     vLLM needs torchvision for such models. The stand-in is used if there is none that loads.
     """

@@ -30,7 +30,7 @@ STEPS = 5
 pytestmark = pytest.mark.timeout(900)
 
 
-def seeing(folder: Path, family: VisionFamily, *, tied: bool = False) -> Path:
+def saved_model(folder: Path, family: VisionFamily, *, tied: bool = False) -> Path:
     """Build a model that vLLM's kernels can compute, which need heads of size 32."""
     return tiny_vision_model(folder, seed=5, family=family, hidden=128, tied=tied)
 
@@ -46,15 +46,15 @@ class TestQwen25(ImageEngineSuite):
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        return seeing(tmp_path_factory.mktemp("seeing") / "model", cls.family, tied=cls.tied)
+        return saved_model(tmp_path_factory.mktemp("vision") / "model", cls.family, tied=cls.tied)
 
     @pytest.fixture(scope="class")
     @classmethod
-    def address(cls, start_seeing: Start, folder: Path) -> str:
+    def address(cls, start_vision: Start, folder: Path) -> str:
         spec = ServerSpec.of(folder, dtype="float32", context=None)
         rank = max(cls.lora.values(), default=0)
         spec = ServerSpec(**{**vars(spec), "lora_rank": rank, "loras": len(cls.lora)})
-        return start_seeing(model=folder, flags=flags_of(spec))
+        return start_vision(model=folder, flags=flags_of(spec))
 
     @pytest.fixture(autouse=True)
     def _server(self, address: str, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ class TestSmolVLM(TestQwen3):
 
 def test_a_training_of_agents_that_see(python: str, tmp_path: Path) -> None:
     """Both policies of one server look at images, and learner and server see the same ones."""
-    model = seeing(tmp_path / "model", "qwen2_5_vl", tied=True)
+    model = saved_model(tmp_path / "model", "qwen2_5_vl", tied=True)
     folder = tmp_path / "run"
     script = Path(__file__).parents[1] / "apps" / "train_vllm.py"
     with training(script, folder, model, python, STEPS, "--lora", "--images") as process:
@@ -130,11 +130,11 @@ class TestLoRAOfSmolVLM(TestLoRAOfQwen3):
     family = "smolvlm"
 
 
-async def test_missing_flags_for_images_are_named(start_seeing: Start, tmp_path: Path) -> None:
+async def test_missing_flags_for_images_are_named(start_vision: Start, tmp_path: Path) -> None:
     """Check what a server without the flags says of itself."""
-    folder = seeing(tmp_path / "model", "qwen2_5_vl", tied=True)
-    # beside the loop of the test: `start_seeing` has one of its own
-    address = await asyncio.to_thread(start_seeing, model=folder, flags=FLAGS)
+    folder = saved_model(tmp_path / "model", "qwen2_5_vl", tied=True)
+    # beside the loop of the test: `start_vision` has one of its own
+    address = await asyncio.to_thread(start_vision, model=folder, flags=FLAGS)
     engine = VLLMEngine(VLLM(addresses=(address,)), {"reader": folder}, logs=tmp_path)
     with pytest.raises(ConfigError) as caught:
         await engine.start()

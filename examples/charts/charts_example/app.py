@@ -53,7 +53,7 @@ def chat_model(
     """Return a client of an OpenAI-compatible endpoint.
 
     Args:
-        model: name of a model that sees; None for the environment variable CHARTS_MODEL, or else
+        model: name of a vision model; None for the environment variable CHARTS_MODEL, or else
             the default.
         base_url: URL of the endpoint; None for OPENAI_BASE_URL.
         api_key: key of the endpoint; None for OPENAI_API_KEY.

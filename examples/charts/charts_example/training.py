@@ -29,14 +29,14 @@ AGENTS = lightspan_langgraph.agents(build_graph()).paths
 """All agents of the app, so that a misspelt name raises an error before training."""
 
 
-class SeeingImitation(Imitation):
+class VisionImitation(Imitation):
     """Settings of a warm start that teaches the model to see."""
 
     train_vision: ClassVar[bool] = True
 
 
 RECIPE = Recipe(
-    imitation=SeeingImitation(demonstrations=COUNT, prompt_weight=0.0),
+    imitation=VisionImitation(demonstrations=COUNT, prompt_weight=0.0),
     steps=30,
     group_size=8,
     tasks_per_step=32,

@@ -1,4 +1,4 @@
-"""Build a small model that sees: a Qwen2.5-VL of 0.8 million parameters with random weights.
+"""Build a small vision model: a Qwen2.5-VL of 0.8 million parameters with random weights.
 
 Tokenizer, image processor and model are saved as an ordinary transformers folder. Patches and
 tokens of an image are as wide as in the published models: 14 and 28 pixels.
@@ -80,14 +80,14 @@ def build_model(
     processor.save_pretrained(directory)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2_5_VLForConditionalGeneration(seeing_config(tokenizer))
+        model = Qwen2_5_VLForConditionalGeneration(vision_config(tokenizer))
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     with without_bars():
         model.save_pretrained(directory)
 
 
-def seeing_config(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
+def vision_config(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLConfig:
     """Return the architecture. Its text part is that of the other examples, with narrower MLPs."""
     text: Any = model_config(tokenizer).to_dict()
     kept = (

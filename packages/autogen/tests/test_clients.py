@@ -133,26 +133,26 @@ async def test_an_image_that_such_a_client_is_shown_is_a_reference(rig: Rig) -> 
 
 
 @pytest.mark.parametrize("through_gateway", [True, False], ids=["gateway", "endpoint"])
-async def test_an_image_of_a_message(seeing_stage: Stage, through_gateway: bool) -> None:
+async def test_an_image_of_a_message(image_stage: Stage, through_gateway: bool) -> None:
     """Check a `MultiModalMessage`, whose images AutoGen sends as PNG files of its own."""
     image = Image.from_base64(b64encode(image_file("red")).decode())
     client = OpenAIChatCompletionClient(
         model="m",
-        base_url=seeing_stage.url,
+        base_url=image_stage.url,
         api_key="key",
         model_info={**INFO, "vision": True},
         max_retries=0,
     )
     writer = AssistantAgent("writer", client, system_message=instructions("writer"))
-    played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
+    played = image_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
     seen = MultiModalMessage(content=[played.text, image], source="user")
     with open_scope(played.scope):
         await writer.run(task=seen)
     await sdk_instrumentation.aclose()
-    seeing_stage.close(played)
+    image_stage.close(played)
     await client.close()
     assert played.tree == ["invoke_agent writer @writer", "  chat m @writer"]
-    check_image(seeing_stage, played, b64decode(image.to_base64()))
+    check_image(image_stage, played, b64decode(image.to_base64()))
 
 
 @pytest.mark.parametrize("streamed", [False, True])

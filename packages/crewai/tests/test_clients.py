@@ -201,12 +201,12 @@ def test_what_structured_tasks_ask_for(field: str) -> None:
 
 
 @pytest.mark.parametrize("through_gateway", [True, False], ids=["gateway", "endpoint"])
-def test_an_image_of_a_task(seeing_stage: Stage, through_gateway: bool) -> None:
+def test_an_image_of_a_task(image_stage: Stage, through_gateway: bool) -> None:
     """Check `input_files`, which CrewAI sends to models that it knows by name to see."""
     files = pytest.importorskip("crewai_files")
-    played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
+    played = image_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
     llm: Any = LLM(
-        "gpt-4o", provider="openai", base_url=seeing_stage.url, api_key="key", max_retries=0
+        "gpt-4o", provider="openai", base_url=image_stage.url, api_key="key", max_retries=0
     )
     red = image_file("red")
     picture = files.ImageFile(source=files.FileBytes(data=red, filename="red.png"))
@@ -215,5 +215,5 @@ def test_an_image_of_a_task(seeing_stage: Stage, through_gateway: bool) -> None:
     with open_scope(played.scope):
         Crew(agents=[writer], tasks=[task]).kickoff()
     sdk_instrumentation.close()
-    seeing_stage.close(played)
-    check_image(seeing_stage, played, red)
+    image_stage.close(played)
+    check_image(image_stage, played, red)

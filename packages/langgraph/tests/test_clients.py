@@ -199,13 +199,13 @@ def test_a_client_that_asks_the_attempts_endpoint_itself_is_recorded_there(
     ids=["chat", "responses", "chat-endpoint"],
 )
 def test_an_image_of_a_message(
-    seeing_stage: Stage, options: dict[str, Any], through_gateway: bool
+    image_stage: Stage, options: dict[str, Any], through_gateway: bool
 ) -> None:
     """Check LangChain's own content block, which its client writes in each API's form."""
-    played = seeing_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
+    played = image_stage.open(Part({"writer": ["red"]}), through_gateway=through_gateway)
     block = create_image_block(base64=b64encode(RED).decode(), mime_type="image/png")
     content: Any = [{"type": "text", "text": f"You are writer. {played.text}"}, block]
-    model = chat(seeing_stage, **options)
+    model = chat(image_stage, **options)
 
     def work(state: Any) -> dict[str, Any]:
         return {"messages": [model.invoke([HumanMessage(content)])]}
@@ -213,9 +213,9 @@ def test_an_image_of_a_message(
     with open_scope(played.scope):
         graph_of(("writer", work)).invoke(USER)
     sdk_instrumentation.close()
-    seeing_stage.close(played)
+    image_stage.close(played)
     assert played.tree == ["invoke_agent writer @writer", "  chat m @writer"]
-    check_image(seeing_stage, played, RED)
+    check_image(image_stage, played, RED)
 
 
 def test_a_bypassing_text_model() -> None:

@@ -80,11 +80,11 @@ def test_a_conversation_that_the_gateway_keeps(stage: Stage, streamed: bool) -> 
     ],
     ids=["responses", "chat", "chat-endpoint"],
 )
-def test_an_image_of_the_input(seeing_stage: Stage, model: Any, through_gateway: bool) -> None:
+def test_an_image_of_the_input(image_stage: Stage, model: Any, through_gateway: bool) -> None:
     """Check `input_image`, which the SDK sends as `image_url` to chat completions."""
-    played = seeing_stage.open(Part({"scout": ["red"]}), through_gateway=through_gateway)
+    played = image_stage.open(Part({"scout": ["red"]}), through_gateway=through_gateway)
     scout = Agent(
-        name="scout", instructions="You are scout.", model=model("m", async_client(seeing_stage))
+        name="scout", instructions="You are scout.", model=model("m", async_client(image_stage))
     )
     red = image_file("red")
     content = [
@@ -98,9 +98,9 @@ def test_an_image_of_the_input(seeing_stage: Stage, model: Any, through_gateway:
 
     with open_scope(played.scope):
         asyncio.run(main())
-    seeing_stage.close(played)
+    image_stage.close(played)
     assert played.tree == ["invoke_agent scout @scout", "  chat m @scout"]
-    check_image(seeing_stage, played, red)
+    check_image(image_stage, played, red)
 
 
 @pytest.mark.parametrize("model", ["gpt-4.1-mini", "gpt-5", None])

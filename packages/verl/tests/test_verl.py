@@ -105,7 +105,7 @@ def test_check_refuses_by_name_what_is_not_declared(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_takes_images_is_refused_before_a_rollout(tmp_path: Path) -> None:
-    """The embedded engine takes images if the model sees, and verl trains on none."""
+    """the embedded engine takes images of a vision model, and verl trains on none."""
     algorithm = LightningRL(tmp_path, learning_rate=1e-5)
     engine, learner = Parts(EngineCapabilities(exact_tokens=True)), Parts(CAPABILITIES)
     check_parts(algorithm, engine, learner)  # type: ignore[arg-type]

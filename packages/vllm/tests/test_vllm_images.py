@@ -40,7 +40,7 @@ from packages.vllm.tests.vllm_wire import Wire
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("seeing") / "model"
+    folder = tmp_path_factory.mktemp("vision") / "model"
     return tiny_vision_model(folder, seed=5, tied=True, context=256)
 
 

@@ -50,8 +50,8 @@ class Wire:
 
     def __init__(self, folder: Path, **info: Any) -> None:
         config = json.loads((folder / "config.json").read_text())
-        seeing = config.get("text_config")
-        config = seeing or config
+        vision = config.get("text_config")
+        config = vision or config
         self.info = {
             "vllm": "0.32.0",
             "model": str(folder),
@@ -70,7 +70,7 @@ class Wire:
             "loras": 0,
             "lora_updates": False,
             "device": "cpu",
-            "sees": seeing is not None,
+            "is_vision_model": vision is not None,
             "normalizes": False,
             **info,
         }

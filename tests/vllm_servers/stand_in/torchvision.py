@@ -1,4 +1,4 @@
-"""A stand-in for torchvision, for vLLM servers of models that see.
+"""A stand-in for torchvision, for vLLM servers of vision models.
 
 vLLM imports torchvision by the image processors of transformers, even if no server uses them, as
 with lightspan, which sends pixels. PyPI's torchvision is a build for CUDA, which does not load

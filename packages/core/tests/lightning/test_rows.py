@@ -250,7 +250,7 @@ def test_attempts_of_one_rollout_never_share_a_row():
 # --- images -----------------------------------------------------------------------------------
 
 
-def seeing(call_id, prompt, response, *images):
+def with_images(call_id, prompt, response, *images):
     """Build a transition; an image is (digest, start), two placeholders long."""
     runs = tuple(
         PromptImage(digest=digest, grid=(1, 2), start=start, length=2, data=b"png")
@@ -261,8 +261,8 @@ def seeing(call_id, prompt, response, *images):
 
 def test_calls_about_one_image_merge_and_the_row_has_all_images():
     calls = [
-        seeing("c", "AiiB", "a", ("1", 1)),
-        seeing("d", "AiiBaCiiD", "b", ("1", 1), ("2", 6)),
+        with_images("c", "AiiB", "a", ("1", 1)),
+        with_images("d", "AiiBaCiiD", "b", ("1", 1), ("2", 6)),
     ]
     [row] = build_rows(calls).rows
     assert shown([row]) == ["AiiB[a]CiiD[b]"]
@@ -274,12 +274,12 @@ def test_calls_about_one_image_merge_and_the_row_has_all_images():
 
 
 def test_calls_with_equal_ids_and_other_images_never_merge():
-    calls = [seeing("c", "AiiB", "a", ("1", 1)), seeing("d", "AiiBaC", "b", ("2", 1))]
+    calls = [with_images("c", "AiiB", "a", ("1", 1)), with_images("d", "AiiBaC", "b", ("2", 1))]
     assert shown(build_rows(calls).rows) == ["AiiB[a]", "AiiBaC[b]"]
 
 
 def test_a_call_without_the_bytes_of_an_image_is_rejected():
-    call = seeing("c", "AiiB", "a", ("1", 1))
+    call = with_images("c", "AiiB", "a", ("1", 1))
     [image] = call.record.images
     record = msgspec.structs.replace(
         call.record, images=(msgspec.structs.replace(image, data=b""),)

@@ -240,7 +240,7 @@ class RequestHandler:
     async def _read_images(
         self, info: CallInfo, engine: TokenEngine, recorded: RecordedCall | None = None
     ) -> Mapping[str, Image]:
-        """Read the images of a request whose policy sees, and put them into its body.
+        """Read the images of a request whose policy takes images, and put them into its body.
 
         Args:
             info: the call.
@@ -476,8 +476,8 @@ def _prepare(
     except ApiError as error:
         if not isinstance(error.__cause__, DataError):
             raise
-        seeing = cast(ImageTokenizer, tokenizer)
-        raise refused_image(info.images, info.image_fields, seeing) or error from error.__cause__
+        vision = cast(ImageTokenizer, tokenizer)
+        raise refused_image(info.images, info.image_fields, vision) or error from error.__cause__
 
 
 def _recorded_response(session: CallerSession, response_id: object) -> RecordedCall | None:

@@ -57,8 +57,8 @@ class Judge:
             is shuffled, the second is its reverse, so that a linear position bias cancels.
         show: the whole `"conversation"` (messages, answers, tool results, the app's `emit_message`)
             or only the last `"answer"`.
-        images: maximum number of images of the rollouts per request, for a model that sees. With 0
-            images are named by their digests.
+        images: maximum number of images of the rollouts per request, for a model that takes
+            images. With 0 they are named by their digests.
         name: name of the reward in the run's folder.
         concurrency: maximum concurrent requests.
         max_calls: maximum requests of the run, across restarts.

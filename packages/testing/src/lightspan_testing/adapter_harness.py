@@ -229,18 +229,18 @@ class Stage:
     Both give the answers of the same `Brain`, which reads them from scripts.
 
     Args:
-        sees: whether the gateway's policy sees images.
+        takes_images: whether the gateway's policy takes images.
     """
 
-    def __init__(self, *, sees: bool = False) -> None:
+    def __init__(self, *, takes_images: bool = False) -> None:
         self.brain = Brain()
-        self.tokenizer = VisionTokenizer(1_000_000) if sees else ByteTokenizer()
+        self.tokenizer = VisionTokenizer(1_000_000) if takes_images else ByteTokenizer()
         self.store = MemoryStore()
         self.engine = ScriptedEngine(
             self.tokenizer,
             self._say,
             chunk=16,
-            capabilities=msgspec.structs.replace(CAPABILITIES, images=("policy",) * sees),
+            capabilities=msgspec.structs.replace(CAPABILITIES, images=("policy",) * takes_images),
         )
         self.answered: list[tuple[str, str]] = []
         """(agent named by the prompt, requested policy) of each generation of the gateway's

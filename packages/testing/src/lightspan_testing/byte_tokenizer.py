@@ -1,6 +1,6 @@
 """A tokenizer whose ids are bytes, and to which an image is a run of placeholders.
 
-It needs no model and no torch. With a `ScriptedEngine` it stands for a policy that sees images.
+It needs no model and no torch. With a `ScriptedEngine` it stands for a policy that takes images.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PLACEHOLDER: Final = 258
 """Id that stands for a patch of an image."""
 PATCH: Final = 8
 """Width and height of a patch, in pixels."""
-SEEING: Final = EngineCapabilities(exact_tokens=True, images=("policy",))
-"""Capabilities of a `ScriptedEngine` whose policy sees."""
+IMAGES: Final = EngineCapabilities(exact_tokens=True, images=("policy",))
+"""Capabilities of a `ScriptedEngine` whose policy takes images."""
 
 
 class ByteTokenizer:
-    """A tokenizer of UTF-8 bytes that sees images.
+    """A tokenizer of UTF-8 bytes that takes images.
 
     An image has a placeholder for each of its patches.
 

@@ -6,7 +6,7 @@
         def make_engine(self, models):
             return MyEngine(models)
 
-Results are compared with plain forward passes of a tiny model that sees
+Results are compared with plain forward passes of a tiny vision model
 (`lightspan_testing.tiny_vision`), whose images are prepared by transformers' image processor. Needs
 pytest, pytest-asyncio (`asyncio_mode = "auto"`), torch, transformers and Pillow. No test depends on
 time.
@@ -95,7 +95,7 @@ class ImageEngineSuite:
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.set_num_threads(1)
-        folder = tmp_path_factory.mktemp("seeing") / "model"
+        folder = tmp_path_factory.mktemp("vision") / "model"
         return tiny_vision_model(folder, seed=5, family=cls.family)
 
     @pytest.fixture(scope="class")

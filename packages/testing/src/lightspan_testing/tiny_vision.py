@@ -1,4 +1,4 @@
-"""Tiny random models that see, with real BPE tokenizers, image processors and chat templates.
+"""Tiny random vision models, with real BPE tokenizers, image processors and chat templates.
 
 Nothing is downloaded. The families differ in how an image becomes tokens:
 
@@ -67,7 +67,7 @@ def tiny_vision_model(
     scale: float = 0.1,
     tied: bool | None = None,
 ) -> Path:
-    """Build a random model that sees; save it, its tokenizer and its image processor in `folder`.
+    """Build a random vision model; save it, its tokenizer and its image processor in `folder`.
 
     Args:
         folder: folder of the new model.

@@ -41,8 +41,8 @@ class TestInSmallSteps(ImageEngineSuite):
         return TransformersEngine(models, seed=0, batch_tokens=7, batch_requests=5, num_blocks=4)
 
 
-class TestTextOfASeeingModel(EngineSuite):
-    """A model that sees answers prompts without images as any other model does."""
+class TestTextOfAVisionModel(EngineSuite):
+    """A vision model answers prompts without images as any other model does."""
 
     def make_engine(self, models: Mapping[str, Path]) -> TokenEngine:
         return TransformersEngine(models, seed=0)
@@ -50,5 +50,5 @@ class TestTextOfASeeingModel(EngineSuite):
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("seeing") / "model"
+        folder = tmp_path_factory.mktemp("vision") / "model"
         return tiny_vision_model(folder, seed=5, context=256)

@@ -41,12 +41,12 @@ def test_a_learner_without_images_is_refused_before_a_rollout(algorithm: Any) ->
     checked = algorithm("model", learning_rate=1e-5, **more)
 
     def check(*, engine: bool, learner: bool) -> None:
-        sees = msgspec.structs.replace(ENGINE, images=("base", "policy") if engine else ())
+        capabilities = msgspec.structs.replace(ENGINE, images=("base", "policy") if engine else ())
         trains = msgspec.structs.replace(LEARNER, images=learner)
         policies = {"policy": 1, "base": 1}
         check_parts(
             checked,
-            SimpleNamespace(capabilities=sees, policies=lambda: policies),  # type: ignore[arg-type]
+            SimpleNamespace(capabilities=capabilities, policies=lambda: policies),  # type: ignore[arg-type]
             SimpleNamespace(capabilities=trains, policies=lambda: ["policy"]),  # type: ignore[arg-type]
         )
 

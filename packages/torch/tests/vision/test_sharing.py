@@ -41,7 +41,7 @@ from packages.torch.tests.learner.gradients import assert_close, gradients
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return tiny_vision_model(tmp_path_factory.mktemp("seeing") / "model", seed=6, hidden=32)
+    return tiny_vision_model(tmp_path_factory.mktemp("vision") / "model", seed=6, hidden=32)
 
 
 @pytest.fixture(scope="module")

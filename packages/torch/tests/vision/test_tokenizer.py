@@ -268,7 +268,7 @@ PIECES = st.lists(st.sampled_from(["red", "blue", "tall", 7, 8, 9]), max_size=5)
 @settings(max_examples=60, deadline=None)
 def test_numbers_share_as_far_as_keys_do(first: list[Any], second: list[Any]) -> None:
     """Prompts with images of equal size have a common prefix exactly where their keys have one."""
-    vision = seeing()
+    vision = loaded_vision()
     prompts = [prompt_of(each) for each in (first, second)]
     seen = [vision.prompt(*prompt).ids for prompt in prompts]
     keys = [
@@ -280,7 +280,7 @@ def test_numbers_share_as_far_as_keys_do(first: list[Any], second: list[Any]) ->
 
 
 @cache
-def seeing() -> Vision:
+def loaded_vision() -> Vision:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -307,5 +307,5 @@ def prompt_of(pieces: list[Any]) -> tuple[list[int], tuple[PromptImage, ...]]:
         images.append(
             PromptImage(digest=digest, grid=grid, start=len(ids) + 1, length=6, data=data)
         )
-        ids += [5, *[seeing().processor.image_id] * 6]
+        ids += [5, *[loaded_vision().processor.image_id] * 6]
     return ids, tuple(images)

@@ -216,7 +216,7 @@ class Client:
                 "the server with the lightspan_vllm_plugin.py of this version"
             ) from error
         self._workers, self._vocabulary = info.workers, info.vocabulary
-        if info.sees:
+        if info.is_vision_model:
             info = msgspec.structs.replace(info, takes_images=await self._takes_images())
         return info
 

@@ -407,7 +407,7 @@ class VLLMEngine(TokenEngine, ProbedEngine):
 
 
 def _no_images(spec: ServerSpec, tokenizer: ChatTokenizer) -> str:
-    """Return why a policy takes no images; "" if it takes some. Log it if its model sees."""
+    """Return why a policy takes no images; "" if it takes some. Log it for a vision model."""
     if not isinstance(tokenizer, VisionTokenizer):
         return "its model does not see, or its image processor cannot be loaded (see the log)"
     if not spec.family:

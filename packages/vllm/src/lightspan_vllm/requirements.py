@@ -25,8 +25,8 @@ FLAGS: Final = (*_ALWAYS, "--weight-transfer-config", f'{{"backend": "{TRANSFER}
 UNTIED: Final = ("--hf-overrides", '{"tie_word_embeddings": false}')
 """Flag for a model with tied embeddings. Without this flag, vLLM would keep the old output layer
 after an update, and report no error."""
-SEEING: Final = ("--enable-scale-out", "--no-mm-device-do-normalize")
-"""Flags for a model that sees. The first enables the route for prompts with images. Without the
+IMAGE_FLAGS: Final = ("--enable-scale-out", "--no-mm-device-do-normalize")
+"""Flags for a vision model. The first enables the route for prompts with images. Without the
 second, vLLM would normalise pixels that are normalised already, and report no error."""
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank."""
@@ -64,8 +64,8 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum number of LoRA adapters at the same time; 0 if LoRA is disabled."""
     lora_updates: bool
     device: str
-    sees: bool
-    """Whether the model sees."""
+    is_vision_model: bool
+    """Whether it is a vision model."""
     normalizes: bool
     """Whether the server normalises the pixels of images itself."""
     takes_images: bool = False
@@ -89,12 +89,12 @@ def max_lora_rank(rank: int) -> int:
 
 def flags_of(spec: ServerSpec) -> tuple[str, ...]:
     """Return the flags that a server needs in addition to its model and data type."""
-    seeing = SEEING if spec.family else ()
+    image_flags = IMAGE_FLAGS if spec.family else ()
     if not spec.lora_rank:
-        return (*FLAGS, *untied(spec), *seeing)
+        return (*FLAGS, *untied(spec), *image_flags)
     return (
         *_ALWAYS,
-        *seeing,
+        *image_flags,
         "--enable-lora",
         *("--max-lora-rank", str(max_lora_rank(spec.lora_rank))),
         # one more: a policy's next version is loaded before the former is unloaded
@@ -241,7 +241,7 @@ def _lora_problems(info: ServerInfo, spec: ServerSpec) -> list[str]:
 def _image_problems(info: ServerInfo) -> list[str]:
     problems = []
     if not info.takes_images:
-        problems.append(f"its route for prompts with images is disabled: {SEEING[0]}")
+        problems.append(f"its route for prompts with images is disabled: {IMAGE_FLAGS[0]}")
     if info.normalizes:
-        problems.append(f"it would normalise the pixels of images twice: {SEEING[1]}")
+        problems.append(f"it would normalise the pixels of images twice: {IMAGE_FLAGS[1]}")
     return problems

@@ -141,18 +141,18 @@ class ServerSpec:
         text = config.get_text_config()
         own = context_length(config)
         tied = bool(getattr(text, "tie_word_embeddings", False))
-        seeing: dict[str, Any] = {}
+        of_images: dict[str, Any] = {}
         if config.model_type in SERVED:
             saved = next(filter(_EMBEDDINGS.search, sorted(shapes)), EMBEDDINGS)
-            shapes, vision, embeddings = _seeing_weights(config)
-            seeing = {
+            shapes, vision, embeddings = _vision_weights(config)
+            of_images = {
                 "family": config.model_type,
                 "vision": vision,
                 "embeddings": (embeddings, saved),
             }
         if tied:
             shapes.pop(HEAD, None)
-            if not seeing and EMBEDDINGS not in shapes:
+            if not of_images and EMBEDDINGS not in shapes:
                 raise ModelError(
                     f"{origin.name} ties its output layer to its embeddings but has no weight "
                     f"{EMBEDDINGS}: lightspan does not know vLLM's name of it for "
@@ -169,7 +169,7 @@ class ServerSpec:
             layers=int(text.num_hidden_layers),
             tied=tied,
             heads=int(getattr(text, "num_attention_heads", 0)),
-            **seeing,
+            **of_images,
         )
 
     @property
@@ -230,11 +230,11 @@ class ServerSpec:
             weights: the LoRA weights.
             policy: the policy's name, for the error message.
         """
-        seeing = sorted(layer for layer in weights.layers if f"{layer}.weight" in self.vision)
-        if seeing:
+        layers = sorted(layer for layer in weights.layers if f"{layer}.weight" in self.vision)
+        if layers:
             raise ModelError(
                 f"LoRA weights for policy {policy} change the vision part, which vLLM does not "
-                f"serve so: {seeing[:5]}; adapt the text part alone, or have whole weights served "
+                f"serve so: {layers[:5]}; adapt the text part alone, or have whole weights served "
                 "with VLLM(merge=True)"
             )
 
@@ -375,8 +375,8 @@ def _whole(spec: ServerSpec, policy: str) -> str:
     return f"the weights of policy {policy}, {_mib(spec.bytes)} as {spec.dtype}"
 
 
-def _seeing_weights(config: Any) -> tuple[dict[str, tuple[int, ...]], frozenset[str], str]:
-    """Return the weights of a model that sees, as the learner names them.
+def _vision_weights(config: Any) -> tuple[dict[str, tuple[int, ...]], frozenset[str], str]:
+    """Return the weights of a vision model, as the learner names them.
 
     Their names in the model's files may be others. vLLM knows both.
 

@@ -166,7 +166,7 @@ class ChatTokenizer(Protocol):
 
 @runtime_checkable
 class ImageTokenizer(ChatTokenizer, Protocol):
-    """Tokenizer of a model that sees images."""
+    """Tokenizer of a vision model."""
 
     def render_images(
         self,

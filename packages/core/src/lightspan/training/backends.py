@@ -84,11 +84,11 @@ def check_parts(algorithm: Algorithm, engine: TokenEngine, learner: Learner) -> 
             f"the engine serves {only_lora} as LoRA, and the algorithm trains all weights of it: "
             "give it lora=LoRA(…), or make the engine without lora= for it"
         )
-    seeing = sorted(needed & set(engine.capabilities.images))
-    if seeing and not learner.capabilities.images:
+    policies = sorted(needed & set(engine.capabilities.images))
+    if policies and not learner.capabilities.images:
         raise UnsupportedError(
-            f"the engine takes images for {', '.join(seeing)}, which the learner cannot train on: "
-            "use the embedded learner, or an engine that takes no images"
+            f"the engine takes images for {', '.join(policies)}, which the learner cannot train "
+            "on: use the embedded learner, or an engine that takes no images"
         )
     algorithm.check(engine.capabilities, learner.capabilities)
     if algorithm.critic is not None:

@@ -241,12 +241,12 @@ class MessagesRequest(ModelRequest):
             raise bad_request(f"'{name}' is empty: there is nothing to answer", name)
         options, limit = self.template_options or None, tokenizer.context_length
         has_images = any(isinstance(message["content"], list) for message in plain)
-        seeing = cast(ImageTokenizer, tokenizer) if has_images else None
+        vision = cast(ImageTokenizer, tokenizer) if has_images else None
         try:
-            if seeing is None:
+            if vision is None:
                 ids = tokenizer.render(plain, self.tools, template_options=options, most=limit)
                 return [Prompt(ids)]
-            rendered = seeing.render_images(plain, self.tools, template_options=options, most=limit)
+            rendered = vision.render_images(plain, self.tools, template_options=options, most=limit)
             return [Prompt(*rendered)]
         except (ModelError, DataError) as error:
             raise bad_request(str(error), name) from error
@@ -533,7 +533,7 @@ def images_advice(kind: object, expected: str) -> str:
     if kind not in IMAGE_TYPES.values():
         return ""
     return (
-        f"; images ({expected!r}) need a policy whose model sees, such as Qwen2.5-VL, and the "
+        f"; images ({expected!r}) need a policy with a vision model, such as Qwen2.5-VL, and the "
         "embedded engine"
     )
 

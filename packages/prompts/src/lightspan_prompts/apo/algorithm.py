@@ -76,7 +76,7 @@ class APO(PromptSearch):
             reward of its own is never chosen.
         timeout_s: seconds per rollout.
         reflection_images: maximum number of images of the shown rollouts per request to the
-            reflection model, for a model that sees. With 0 images are named by their digests.
+            reflection model, for a model that takes images. With 0 they are named by their digests.
         reflection_timeout_s: seconds per request to a reflection model.
         reflections_at_once: maximum concurrent requests.
         patience_s: total seconds of waiting on rate limits (429) per request to a reflection

@@ -29,10 +29,10 @@ def check_image(stage: Stage, played: Played, data: bytes) -> None:
     """Check that the only call of an attempt has an image as the app sent it.
 
     The call's span refers to the image, and the image is recorded. If the call went to the policy,
-    which sees, the image is in its place in the recorded prompt, as the engine got it.
+    the image is in its place in the recorded prompt, as the engine got it.
 
     Args:
-        stage: the scripted endpoint, and the gateway of a policy that sees.
+        stage: the scripted endpoint, and the gateway of a policy that takes images.
         played: the ended attempt.
         data: the image file.
     """

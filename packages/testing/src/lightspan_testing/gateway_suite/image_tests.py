@@ -15,8 +15,8 @@ from lightspan.schema.images import Image, PromptImage
 from lightspan.stores.protocol import Store
 from lightspan_testing.byte_tokenizer import (
     END,
+    IMAGES,
     PLACEHOLDER,
-    SEEING,
     START,
     ByteTokenizer,
     data_url,
@@ -117,7 +117,7 @@ class ImageTests:
         self, store: Store, api: Api, stream: bool
     ) -> None:
         content = [api.text("One"), api.image(RED), api.image(BLUE), api.text("Which?")]
-        async with make_rig(store, "Two.", tokenizer=ByteTokenizer(), capabilities=SEEING) as rig:
+        async with make_rig(store, "Two.", tokenizer=ByteTokenizer(), capabilities=IMAGES) as rig:
             body = api.body({"role": "user", "content": content}, stream=stream)
             status, answer = await post(rig, api, body)
             assert (status, "Two." in answer or '"."' in answer) == (200, True), answer
@@ -141,7 +141,7 @@ class ImageTests:
     @each_api
     async def test_results_of_tools_hold_images(self, store: Store, api: Api) -> None:
         user = {"role": "user", "content": "Look."}
-        async with make_rig(store, "Red.", tokenizer=ByteTokenizer(), capabilities=SEEING) as rig:
+        async with make_rig(store, "Red.", tokenizer=ByteTokenizer(), capabilities=IMAGES) as rig:
             body = api.body(user, *api.called(api.text("Seen:"), api.image(RED)))
             status, answer = await post(rig, api, body)
             assert status == 200, answer
@@ -155,7 +155,7 @@ class ImageTests:
 
     async def test_choices_share_the_images(self, store: Store) -> None:
         api = APIS[0]
-        async with make_rig(store, "Red.", tokenizer=ByteTokenizer(), capabilities=SEEING) as rig:
+        async with make_rig(store, "Red.", tokenizer=ByteTokenizer(), capabilities=IMAGES) as rig:
             body = api.body({"role": "user", "content": [api.image(RED)]}, n=3)
             status, answer = await post(rig, api, body)
             assert status == 200
@@ -167,7 +167,7 @@ class ImageTests:
 
     async def test_images_of_equal_size_are_different_prompts(self, store: Store) -> None:
         api = APIS[0]
-        async with make_rig(store, "A.", tokenizer=ByteTokenizer(), capabilities=SEEING) as rig:
+        async with make_rig(store, "A.", tokenizer=ByteTokenizer(), capabilities=IMAGES) as rig:
             for number, image in enumerate((RED, BLUE, RED)):
                 body = api.body({"role": "user", "content": [api.image(image)]})
                 assert (await post(rig, api, body, f"call-{number}"))[0] == 200
@@ -182,7 +182,7 @@ class ImageTests:
     ) -> None:
         api = APIS[0]
         body = api.body({"role": "user", "content": [api.image(RED)]}, stream=stream)
-        async with make_rig(store, "Red.", tokenizer=ByteTokenizer(), capabilities=SEEING) as rig:
+        async with make_rig(store, "Red.", tokenizer=ByteTokenizer(), capabilities=IMAGES) as rig:
             assert (await post(rig, api, body))[0] == 200
             await rig.restart()
             assert (await post(rig, api, body))[0] == 200
@@ -204,7 +204,7 @@ class ImageTests:
             assert await store.images([RED.digest]) == {}
         assert status == 400
         advice = (
-            f"images ({part['type']!r}) need a policy whose model sees, such as Qwen2.5-VL, and "
+            f"images ({part['type']!r}) need a policy with a vision model, such as Qwen2.5-VL, and "
             "the embedded engine"
         )
         assert advice in answer

@@ -9,7 +9,7 @@ training loop that takes the same step. Needs pytest, pytest-asyncio (`asyncio_m
 torch and transformers. No test depends on time.
 
 The tests are in `score_tests`, `loss_tests`, `update_tests`, `state_tests`, and `value_tests` (for
-critics). `image_tests` has `ImageLearnerSuite`, for learners of models that see. `reference` has
+critics). `image_tests` has `ImageLearnerSuite`, for learners of vision models. `reference` has
 the expected results, `rows` the data, and `base` common parts.
 """
 

@@ -29,7 +29,7 @@ from lightspan_torch.vision.features import vision_parameters
 
 
 class ImageLearnerSuite(LearnerTests):
-    """Tests of a learner of models that see; subclass it in addition to `LearnerSuite`.
+    """Tests of a learner of vision models; subclass it in addition to `LearnerSuite`.
 
     The vision part is frozen, which is the default.
     """

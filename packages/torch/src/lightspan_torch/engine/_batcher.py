@@ -144,7 +144,7 @@ class Batcher:
             or None.
         on_mismatch: called on the generation thread with the id of a request that violates its
             grammar, and the reason; the caller must cancel the request.
-        vision: the model's vision part; None if it sees no images.
+        vision: the model's vision part; None if it takes no images.
     """
 
     def __init__(

@@ -461,10 +461,10 @@ def load_tokenizer(
         "tool_parser": tool_parser,
         "date": date,
     }
-    seeing = (
+    with_images = (
         vision_tokenizer(tokenizer, origin, config, **options) if takes_images(config) else None
     )
-    loaded: TransformersTokenizer = seeing or TransformersTokenizer(tokenizer, **options)
+    loaded: TransformersTokenizer = with_images or TransformersTokenizer(tokenizer, **options)
     if reason := loaded.unread_format:
         _warn_once("requests with tools are refused", reason)
     elif reason := loaded.guessed_format:

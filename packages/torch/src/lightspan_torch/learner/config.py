@@ -35,7 +35,7 @@ class Torch(msgspec.Struct, frozen=True, kw_only=True):
     share_prefixes: bool = True
     """Whether tokens at which several rows start alike are computed once."""
     train_vision: bool = False
-    """Whether the vision part of a model that sees is trained too, where all weights are. If False,
+    """Whether the vision part of the model is trained too, where all weights are. If False,
     each image is encoded once for all steps. LoRA adapts the text part alone."""
 
     def __post_init__(self) -> None:

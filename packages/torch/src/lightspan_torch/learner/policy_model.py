@@ -63,7 +63,7 @@ class TrainedModel:
         seed: seed of the adapters' initial weights.
         shared: loads the frozen weights under adapters, so that policies share them; None to load
             them for this policy alone.
-        train_vision: whether the vision part of a model that sees is trained too.
+        train_vision: whether the vision part of the model is trained too.
     """
 
     def __init__(

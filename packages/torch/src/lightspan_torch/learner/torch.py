@@ -151,7 +151,7 @@ class TorchLearner(Learner):
         tokenizers: policy name → tokenizer, for policies whose model folder has none. Only calls
             that were sampled under a grammar need a tokenizer.
         critic: settings of the critics that estimate values of calls; None for no critic.
-        train_vision: whether the vision part of a model that sees is trained too, for policies
+        train_vision: whether the vision part of the model is trained too, for policies
             without LoRA.
     """
 

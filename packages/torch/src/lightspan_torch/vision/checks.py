@@ -106,7 +106,7 @@ def checked_vision(model: Any, sample: ImageSample | str) -> Vision | str:
         sample: what `image_sample` returned before.
 
     Returns:
-        The vision part; or why images are refused, which is logged if the model sees.
+        The vision part; or why images are refused, which is logged for a vision model.
 
     Raises:
         RuntimeError: memory ran out.

@@ -1,4 +1,4 @@
-"""Chat tokenizers of models that see. Importing this module loads neither torch nor Pillow."""
+"""Chat tokenizers of vision models. Importing this module loads neither torch nor Pillow."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def image_of(part: Mapping[str, Any]) -> Image:
 def vision_tokenizer(
     tokenizer: Any, origin: Origin, config: Any, **options: Any
 ) -> VisionTokenizer | None:
-    """Return the tokenizer of a model that sees; None if its image processor cannot be loaded.
+    """Return the tokenizer of a vision model; None if its image processor cannot be loaded.
 
     The reason is logged, and the model can still be used for text.
 

@@ -141,7 +141,7 @@ class Extension:
             "loras": 0 if lora is None else lora.max_loras,
             "lora_updates": bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING),
             "device": str(self.device),
-            "sees": images is not None,
+            "is_vision_model": images is not None,
             "normalizes": images is not None and bool(images.mm_device_do_normalize),
         }
 
