@@ -114,13 +114,13 @@ def openinference(*instrumentors: str, **options: Any) -> Iterator[None]:
 
 __all__ = [
     "collected_crewai",
+    "image_stage",
     "installed_autogen",
     "installed_crewai",
     "installed_langgraph",
     "installed_openai_agents",
     "rig",
     "script",
-    "image_stage",
     "server",
     "stage",
 ]
