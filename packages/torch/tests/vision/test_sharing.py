@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     digests: list[str] = []
     encode = Vision.encode
 
-    def note(self: Vision, image: CachedImage) -> Any:
-        digests.append(image.digest)
-        return encode(self, image)
+    def note(self: Vision, images: Sequence[CachedImage]) -> Any:
+        digests.extend(image.digest for image in images)
+        return encode(self, images)
 
     monkeypatch.setattr(Vision, "encode", note)
     return digests

@@ -88,7 +88,7 @@ class RowImages:
             return torch.cat([self._vision.features(image) for image in images], dim=1)
         is_base = model is not self._vision.model
         vision = Vision(model, self._vision.processor) if is_base else self._vision
-        features = torch.cat([vision.encode(image) for image in images], dim=1)
+        features = vision.encode(list(images))
         if not features.requires_grad:
             return features
         self._attached = features

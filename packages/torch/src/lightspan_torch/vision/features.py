@@ -321,15 +321,25 @@ class Vision:
             if image.features is None:
                 # an inference tensor could not be used in a training step
                 with torch.inference_mode(False), torch.no_grad():
-                    image.features = self.encode(image)
+                    image.features = self.encode([image])
                 _CACHE.shrink()
             return image.features
 
-    def encode(self, image: CachedImage) -> Tensor:
-        """Run the vision part on an image; return its features as `features` does."""
-        inputs = self.processor.prepare(image.digest, image.data).inputs
+    def encode(self, images: Sequence[CachedImage]) -> Tensor:
+        """Run the vision part on images; return all their features, [1 + D, N, hidden]."""
         device = self.model.device
-        tensors = {name: torch.as_tensor(value, device=device) for name, value in inputs.items()}
+        inputs = [
+            {
+                name: torch.as_tensor(value, device=device)
+                for name, value in self.processor.prepare(image.digest, image.data).inputs.items()
+            }
+            for image in images
+        ]
+        if "image_grid_thw" in inputs[0]:  # patches of all images in one row, as Qwen's models take
+            inputs = [{name: torch.cat([each[name] for each in inputs]) for name in inputs[0]}]
+        return torch.cat([self._encoded(tensors) for tensors in inputs], dim=1)
+
+    def _encoded(self, tensors: Mapping[str, Tensor]) -> Tensor:
         output = self._inner.get_image_features(**tensors)
         first = getattr(output, "pooler_output", output)
         layers = [first, *(getattr(output, "deepstack_features", None) or ())]
