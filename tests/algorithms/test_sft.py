@@ -736,6 +736,35 @@ def test_the_store_of_a_training_is_refused_with_the_remedy(
         sft.fit(folder=tmp_path / "model", reporter=QUIET)
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "hm"}, {"type": "tool_use", "name": "look"}],
+            },
+            "tool_use",
+        ),
+        (
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "sent"}],
+            },
+            "tool_result",
+        ),
+    ],
+)
+def test_calls_of_tools_in_another_form_are_refused(
+    tiny: Path, tmp_path: Path, message: Any, kind: str
+) -> None:
+    """They would be dropped, and only the text beside them imitated."""
+    chat = [{"role": "user", "content": "Where?"}, message, {"role": "assistant", "content": "hm"}]
+    chat = chat[: 2 if message["role"] == "assistant" else 3]
+    with pytest.raises(DataError, match=f"of type '{kind}': give calls of tools .* OpenAI's chats"):
+        SFT(tiny).fit([{"messages": chat}], tmp_path / "model", reporter=QUIET)
+
+
 def test_demonstrations_come_from_one_place(tiny: Path, tmp_path: Path, production: str) -> None:
     with pytest.raises(ConfigError, match="give one"):
         SFT(tiny, from_store=production).fit(CHATS, tmp_path / "model")

@@ -368,6 +368,212 @@ def test_what_a_generation_was_given(tmp_path: Path, given: Any, chat: list[Any]
     assert genai_messages.input_messages_of(span.attributes) == chat
 
 
+TOOL_SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}}}
+TOOL_FUNCTION = {"name": "look", "description": "Find it.", "parameters": TOOL_SCHEMA}
+CHAT_TOOL = {"type": "function", "function": TOOL_FUNCTION}
+CHAT_CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "look", "arguments": '{"id":7}'},
+}
+CHAIN_CALL = {"name": "look", "args": {"id": 7}, "id": "c1", "type": "tool_call"}
+USE = {"type": "tool_use", "id": "c1", "name": "look", "input": {"id": 7}}
+FUNCTION_CALL = {
+    "type": "function_call",
+    "id": "fc",
+    "call_id": "c1",
+    "name": "look",
+    "arguments": '{"id":7}',
+}
+RESPONSE = {
+    "object": "response",
+    "status": "completed",
+    "output": [{"type": "reasoning", "id": "r", "summary": []}, FUNCTION_CALL],
+}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}
+SPOKE = {**CALLED, "content": "hm"}
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]}, CALLED),
+        ({"role": "assistant", "content": "hm", "tool_calls": [CHAIN_CALL]}, SPOKE),
+        (
+            {
+                "type": "ai",
+                "content": "hm",
+                "additional_kwargs": {"tool_calls": [CHAT_CALL]},
+            },
+            SPOKE,
+        ),
+        ({"role": "assistant", "content": [{"type": "text", "text": "hm"}, USE]}, SPOKE),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [CHAIN_CALL],  # LangChain has both
+                "content": [{"type": "text", "text": "hm"}, USE],
+            },
+            SPOKE,
+        ),
+        (
+            {
+                "type": "message",
+                "role": "assistant",
+                "stop_reason": "tool_use",
+                "content": [{"type": "text", "text": "hm"}, USE],
+            },
+            SPOKE,
+        ),
+        ([{"type": "text", "text": "hm"}, USE], SPOKE),
+        ([FUNCTION_CALL], CALLED),
+        (
+            [
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "hm"}],
+                },
+                FUNCTION_CALL,
+            ],
+            SPOKE,
+        ),
+        (RESPONSE, CALLED),
+        ([{"type": "text", "text": "hm"}], {"role": "assistant", "content": "hm"}),
+        ([{"generated": 1}], {"role": "assistant", "content": '{"generated":1}'}),
+    ],
+)
+def test_answers_as_libraries_store_them(tmp_path: Path, output: Any, answer: Any) -> None:
+    """Check calls of tools: none is lost, and each has its arguments."""
+    span = one(tmp_path, {**LANGFUSE["observations"][2], "output": output})
+    [found] = genai_messages.output_messages_of(span.attributes)
+    found = {key: found[key] for key in ("role", "content", "tool_calls") if key in found}
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+        for call in found.get("tool_calls", ())
+        for arguments in [call["function"]["arguments"]]
+    ]
+    assert [call["function"]["arguments"] for call in calls] == [{"id": 7}] * (
+        "tool_calls" in answer
+    )
+    assert {**found, "content": found.get("content")} == answer
+
+
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sent"}
+
+
+@pytest.mark.parametrize(
+    ("given", "chat", "tools"),
+    [
+        ({"messages": ASKED, "tools": [CHAT_TOOL]}, ASKED, [CHAT_TOOL]),
+        (
+            {"messages": ASKED, "tools": [{"type": "function", **TOOL_FUNCTION}]},
+            ASKED,
+            [CHAT_TOOL],
+        ),
+        (
+            {
+                "system": "Be.",
+                "messages": ASKED,
+                "tools": [
+                    {
+                        "name": "look",
+                        "description": "Find it.",
+                        "input_schema": TOOL_SCHEMA,
+                    }
+                ],
+            },
+            [{"role": "system", "content": "Be."}, *ASKED],
+            [CHAT_TOOL],
+        ),
+        ([*ASKED, {"role": "tool", "content": CHAT_TOOL}], ASKED, [CHAT_TOOL]),  # LangChain's
+        (
+            [
+                *ASKED,
+                {"role": "assistant", "content": "", "tool_calls": [CHAIN_CALL]},
+                {"role": "tool", "tool_call_id": "c1", "content": "sent"},
+            ],
+            [*ASKED, {**CALLED, "content": ""}, RESULT],
+            None,
+        ),
+        (
+            [
+                *ASKED,
+                {"role": "assistant", "content": [USE]},
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "sent"}],
+                },
+            ],
+            [*ASKED, CALLED, RESULT],
+            None,
+        ),
+        (
+            {
+                "instructions": "Be.",
+                "input": [
+                    *ASKED,
+                    FUNCTION_CALL,
+                    {"type": "function_call_output", "call_id": "c1", "output": "sent"},
+                ],
+            },
+            [{"role": "system", "content": "Be."}, *ASKED, CALLED, RESULT],
+            None,
+        ),
+        (
+            [{"type": "human", "content": "Where?"}, {"type": "ai", "content": "Here."}],
+            [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}],
+            None,
+        ),
+    ],
+)
+def test_prompts_and_tools_as_libraries_store_them(
+    tmp_path: Path, given: Any, chat: list[Any], tools: Any
+) -> None:
+    span = one(tmp_path, {**LANGFUSE["observations"][2], "input": given})
+    found = genai_messages.input_messages_of(span.attributes)
+    assert [{**message, "content": message.get("content")} for message in found] == chat
+    assert json.loads(str(span.attributes.get(c.TOOL_DEFINITIONS, "null"))) == tools
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"input": 7, "output": 2, "total": 9}, (7, 2)),
+        (
+            {
+                "input": 86,
+                "input_cached_tokens": 17_817,
+                "output": 20,
+                "output_reasoning_tokens": 300,
+                "total": 18_223,
+            },
+            (17_903, 320),
+        ),
+        ({"input": 100, "input_cached_tokens": 80, "output": 20, "total": 120}, (100, 20)),
+        ({"input": 7, "cache_read_input_tokens": 90, "output": 2}, (97, 2)),
+        ({"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"a": 1}}, (7, 2)),
+        ({"input_tokens": 7, "output_tokens": 2, "cache_read_input_tokens": 90}, (97, 2)),
+        ({"input": 7.0, "output": "2"}, (7, 2)),
+        ({"input": None, "output": 2}, (None, 2)),
+    ],
+)
+def test_tokens_of_a_generation(tmp_path: Path, usage: Any, counts: Any) -> None:
+    """Check cached and reasoning tokens, which integrations subtract from input and output."""
+    span = one(tmp_path, {**LANGFUSE["observations"][2], "usageDetails": usage})
+    found = tuple(span.attributes.get(key) for key in (c.INPUT_TOKENS, c.OUTPUT_TOKENS))
+    assert found == counts
+
+
+def test_tokens_of_a_data_frame_with_gaps(tmp_path: Path) -> None:
+    """A column of integers with a gap has floats."""
+    counts = {"llm.token_count.prompt": 7.0, "llm.token_count.completion": 2.0}
+    cost = {"gen_ai.usage.cost": 0.25}
+    span = one(tmp_path, {**PHOENIX[2], "attributes": {"llm.model_name": "m", **counts, **cost}})
+    assert (span.attributes[c.INPUT_TOKENS], span.attributes[c.OUTPUT_TOKENS]) == (7, 2)
+    assert span.attributes["gen_ai.usage.cost"] == 0.25
+
+
 IMAGE = Image.of(b"\x89PNG a picture", "image/png")
 ENCODED = base64.b64encode(IMAGE.data).decode()
 DATA_URL = f"data:image/png;base64,{ENCODED}"

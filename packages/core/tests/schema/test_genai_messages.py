@@ -187,7 +187,7 @@ CIRCLE.append(CIRCLE)
         ({"a": [1, 2.5, None, "ä"]}, '{"a":[1,2.5,null,"ä"]}'),
         ({"a": {1, 2}.__class__}, '{"a":"<class \'set\'>"}'),
         (float("nan"), "null"),
-        ("\ud800", '"?"'),
+        ("\ud800", '"\N{REPLACEMENT CHARACTER}"'),
         ({(1, 2): 3}, '{"(1, 2)":3}'),
         ({Failing: 1, "\ud800": 2}, '"<dict>"'),
         (CIRCLE, '"<list>"'),
@@ -267,7 +267,7 @@ def test_half_a_character_in_an_event_is_noted(event: dict[str, Any]) -> None:
             ],
             "a🙂b",
         ),
-        ([{"choices": [{"delta": {"content": HALVES[0]}}]}], "a?"),
+        ([{"choices": [{"delta": {"content": HALVES[0]}}]}], "a\N{REPLACEMENT CHARACTER}"),
     ],
     ids=["chat", "thought", "completion", "responses", "messages", "one half"],
 )
@@ -284,7 +284,7 @@ def test_the_halves_of_a_character_in_two_chunks_are_joined(
 
 def test_halves_of_a_character_that_an_app_sends_are_joined() -> None:
     assert genai_messages.dump_json(["".join(HALVES), "\ud83d", {"a": "".join(HALVES)}]) == (
-        '["a🙂b","?",{"a":"a🙂b"}]'
+        '["a🙂b","\N{REPLACEMENT CHARACTER}",{"a":"a🙂b"}]'
     )
 
 

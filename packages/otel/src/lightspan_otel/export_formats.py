@@ -24,6 +24,7 @@ from lightspan.schema.spans import Attributes, SpanEvent, SpanStatus, clean_attr
 from lightspan_otel.convert import plain_value, span_of
 from lightspan_otel.normalize import loaded
 from lightspan_otel.otlp import ReceivedSpan, check_schema
+from lightspan_otel.stored_messages import chat_of, tools_of
 
 Record = Mapping[str, Any]
 
@@ -32,6 +33,8 @@ _SPAN_DIGITS: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _STATUS: Final = {"OK": SpanStatus.OK, "ERROR": SpanStatus.ERROR}
+_COUNTS: Final = ("llm.token_count.", "gen_ai.usage.", "llm.usage.")
+"""Prefixes of attributes that are numbers of tokens. Data frames with gaps write them as 7.0."""
 _MAX_DEPTH: Final = 32
 """Maximum depth of nested mappings that are flattened into dotted names."""
 
@@ -219,14 +222,14 @@ def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[st
             (c.INPUT_MESSAGES, input_value, "user"),
             (c.OUTPUT_MESSAGES, output_value, "assistant"),
         ):
-            chat = _chat(_loaded(value), role)
+            chat = chat_of(_loaded(value), role)
             if chat:
                 attributes[key] = genai_messages.dump(chat)
+        if tools := tools_of(_loaded(input_value)):
+            attributes.setdefault(c.TOOL_DEFINITIONS, genai_messages.dump_json(tools))
         usage = _loaded(_either(record, "usageDetails", "usage_details", "usage"))
-        for key, names in _USAGE.items():
-            count = _either(usage, *names) if isinstance(usage, dict) else None
-            if isinstance(count, int | float | str) and str(count).isdecimal():
-                attributes.setdefault(key, int(count))
+        for key, count in _langfuse_usage(usage if isinstance(usage, dict) else {}).items():
+            attributes.setdefault(key, count)
         return attributes
     if kind == "AGENT":
         attributes.setdefault(c.OPENINFERENCE_AGENT, record.get("name"))
@@ -238,29 +241,33 @@ def _langfuse_attributes(record: Record, kind: str, metadata: Record) -> dict[st
     return attributes
 
 
-def _chat(value: Any, role: str) -> list[dict[str, Any]]:
-    """Convert the input or output of a model call into chat messages.
+def _langfuse_usage(usage: Record) -> dict[str, int]:
+    """Return the numbers of tokens of a generation.
 
-    Args:
-        value: a text, a message, a list of messages, a request or a response.
-        role: role of messages that have none.
+    Langfuse's integrations subtract details, such as `input_cached_tokens`, from `input`, and
+    Langfuse adds up all names that contain "input" or "output". A sender may not have subtracted
+    them: the details are part of `input` then, as `total` tells.
     """
-    if isinstance(value, dict):
-        for key in ("messages", "choices"):
-            if isinstance(value.get(key), list):
-                return _chat(value[key], role)
-        if isinstance(value.get("message"), dict):  # a choice
-            reason = value.get("finish_reason")
-            extra = {} if reason is None else {"finish_reason": reason}
-            return _chat({**value["message"], **extra}, role)
-        if "content" in value or "role" in value or "tool_calls" in value:
-            return [{"role": role, **value}]
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return [message for item in value for message in _chat(item, role)]
-    if value is None or value == [] or value == {}:
-        return []
-    text = value if isinstance(value, str) else genai_messages.dump_json(value)
-    return [{"role": role, "content": text}]
+    counts = {name: count for name, value in usage.items() if (count := _count(value)) is not None}
+    found = {}
+    for key, (kind, *names) in _USAGE.items():
+        if (plain := counts.get(kind)) is not None:
+            details = [n for name, n in counts.items() if kind in name and name != kind]
+            is_whole = counts.get("total") == counts.get("input", 0) + counts.get("output", 0)
+            found[key] = plain if is_whole else plain + sum(details)
+        elif (other := _either(counts, *names)) is not None:
+            cache = ("cache_creation_input_tokens", "cache_read_input_tokens")  # Anthropic's
+            found[key] = other + sum(counts.get(name, 0) for name in cache if kind == "input")
+    return found
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens, which data frames write as 7.0; None if it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number >= 0 and number.is_integer() else None
 
 
 def _either(record: Record, *names: str) -> Any:
@@ -275,7 +282,7 @@ def _loaded(value: Any) -> Any:
 # --- Phoenix and Langfuse -------------------------------------------------------------------
 def _arrival(raw: Mapping[str, Any], *, service: str, **fields: Any) -> ReceivedSpan:
     attributes: Attributes = clean_attributes(
-        {key: plain_value(value) for key, value in raw.items() if value is not None}
+        {key: _plain(key, value) for key, value in raw.items() if value is not None}
     )
     start = _nanoseconds(fields["start"], "start time")
     end = start if fields["end"] is None else _nanoseconds(fields["end"], "end time")
@@ -295,6 +302,12 @@ def _arrival(raw: Mapping[str, Any], *, service: str, **fields: Any) -> Received
     )
     check_schema(span)
     return ReceivedSpan(span, span.parent_id is None)
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Return the value of an attribute; a number of tokens is an integer."""
+    count = _count(value) if isinstance(value, float) and key.startswith(_COUNTS) else None
+    return plain_value(value) if count is None else count
 
 
 def _id(value: Any, digits: int, what: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from lightspan.schema import semconv as c
 from lightspan.schema.media import reference
+from lightspan.schema.redaction import clean_text
 
 ChatMessage = Mapping[str, Any]
 MAPPING: Final = (dict, Mapping)
@@ -67,8 +68,7 @@ def dump_json(value: Any) -> str:
         value = json.loads(json.dumps(value, default=str))
     except Exception:
         value = f"<{type(value).__name__}>"
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace").decode()
+    return clean_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def load(text: str) -> list[dict[str, Any]]:

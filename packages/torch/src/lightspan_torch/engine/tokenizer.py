@@ -157,7 +157,7 @@ class TransformersTokenizer(ChatTokenizer):
         because Llama's template treats every message with this key as a tool call.
 
         Raises:
-            ModelError: a part of the content is not text.
+            ModelError: a part of the content is not text, such as Anthropic's `tool_use`.
         """
         plain = {key: value for key, value in message.items() if key != "tool_calls" or value}
         plain["role"] = str(getattr(message["role"], "value", message["role"]))
@@ -168,6 +168,13 @@ class TransformersTokenizer(ChatTokenizer):
             for part in content:
                 if not isinstance(part, str | Mapping) or is_media(part) or is_reference(part):
                     raise ModelError("a part of the content is not text")
+                if isinstance(part, Mapping) and (kind := str(part.get("type"))).startswith(
+                    _FOREIGN
+                ):
+                    raise ModelError(
+                        f"a part of the content is of type {kind!r}: give calls of tools and their "
+                        "results in the form of OpenAI's chats (`tool_calls`, the role `tool`)"
+                    )
             plain["content"] = joined_text(list(content))
         elif content is None and "content" in message:
             plain["content"] = self._sample.content if calls else ""
@@ -587,6 +594,8 @@ _BYTES: Final = {
 
 
 # --- templates ------------------------------------------------------------------------------
+_FOREIGN: Final = ("tool_", "function_call")
+"""Start of the types of parts that are calls of tools or their results in other APIs."""
 _CLOCK: Final = "strftime_now"
 _FOREIGN_FORMATS: Final = ("<function=", "<arg_key>", "<|tool_call_begin|>", "<|channel|>")
 """Texts in the templates of Qwen3-Coder, GLM, Kimi and gpt-oss, whose tool calls no parser reads.
