@@ -71,7 +71,9 @@ def test_a_stream_that_clients_read_in_different_ways(text: Any, raw: bool) -> N
     field = "content" if isinstance(text, list) else "half of a character"
     assert [f"{field!r} is irregular" in error for error in errors] == [True] * (text != "calm")
     [message] = genai_messages.output_messages_of(span.attributes)
-    assert message["content"] == {"calm": "calm", "a\ud83d": "a\N{REPLACEMENT CHARACTER}"}.get(str(text), "not a text")
+    assert message["content"] == {"calm": "calm", "a\ud83d": "a\N{REPLACEMENT CHARACTER}"}.get(
+        str(text), "not a text"
+    )
 
 
 @pytest.mark.parametrize(("agent_name", "recorded"), [("writer", 0), ("checker", 1)])
