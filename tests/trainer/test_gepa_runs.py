@@ -125,6 +125,27 @@ def test_they_are_exported_as_plain_texts(
         assert said.encode() in capsysbinary.readouterr().err
 
 
+def test_instructions_of_an_agent_are_exported_as_they_are_sent(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The template of a text that was found in an agent's requests has doubled braces."""
+    copy = tmp_path / "run"
+    shutil.copytree(run[0], copy)
+    found = {
+        "before": {"type": "prompt", "template": "Answer {{desk}}."},
+        "after": {"type": "prompt", "template": "Answer {{desk}}, not {{{{x}}}}."},
+    }
+    learned = {"desk": {**found, "place": "agent", "agent": "desk"}, "form": found}
+    (copy / "prompts.json").write_text(json.dumps(learned))
+    assert main(["export", str(copy), "prompts", "-o", str(tmp_path / "texts")]) == 0
+    assert capsys.readouterr().err == f"2 prompts to {tmp_path / 'texts'}\n"
+    texts = {file.stem: file.read_text() for file in (tmp_path / "texts").iterdir()}
+    assert texts == {
+        "desk": "Answer {desk}, not {{x}}.",
+        "form": "Answer {{desk}}, not {{{{x}}}}.",
+    }
+
+
 def test_a_prompts_name_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
     """Check a prompt whose name is a path, as in a run that somebody else made."""
     copy, out = tmp_path / "run", tmp_path / "out" / "texts"
@@ -380,5 +401,6 @@ def test_a_dry_run_of_a_search_reads_as_one(
     assert [agent.unseen for agent in report.agents] == [[]]  # it uses the SDK
     assert "44 rollouts: 40 at most in 1 search phase + 2 x 2 evaluated" in text
     assert "answered by" in text
-    for word in ("trains", "trained ", "frozen,", "rejected", "teaches", "vary"):
+    unused = ("trains", "trained ", "frozen", "rejected", "teaches", "vary", "updates", "REPLAY")
+    for word in unused:
         assert word not in text

@@ -3,9 +3,12 @@ has what it shares with GEPA's."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lightspan import LLM
 from lightspan.schema.records import task_id
@@ -15,6 +18,7 @@ from packages.prompts.tests.made_up import (
     TASKS,
     World,
     apo,
+    call,
     is_edit,
     reflects,
     score,
@@ -42,6 +46,27 @@ async def test_one_round_is_what_it_says(server: ScriptedServer, tmp_path: Path)
     assert result.candidates[1].rewards == wanted
     assert result.candidates[1].mean == sum(filter(None, wanted.values())) / 5
     assert result.chosen == 1
+
+
+@pytest.mark.parametrize("limit", range(140, 620, 60))
+async def test_each_text_is_a_proposal_if_a_budget_ends_the_search(
+    server: ScriptedServer, tmp_path: Path, limit: int
+) -> None:
+    """Each rollout takes 20 tokens. Texts that were not compared are dropped, and told."""
+    server.script = lambda request: (
+        f"<prompt>{text_of(request)} {len(server.requests)}</prompt>"
+        if is_edit(request)
+        else "lacks a number"
+    )
+    world = World(tmp_path, lambda task, texts: 0.5, calls=[call(1, "small", 15, 5)])
+    found = await search(apo(server, max_tokens=limit), world)
+    lines = (tmp_path / "journal/apo.jsonl").read_text().splitlines()
+    edits = [entry for entry in map(json.loads, lines[1:]) if "<prompt>" in entry.get("answer", "")]
+    assert "max_tokens" in found.ended
+    assert len(found.proposals) == len(edits)
+    assert all(each.text and each.line() in world.notes for each in found.proposals)
+    open_ones = [each for each in found.proposals if each.after is None]
+    assert {each.why for each in open_ones} <= {"the search ended before it was compared"}
 
 
 async def test_a_beam_is_expanded_and_cut(server: ScriptedServer, tmp_path: Path) -> None:

@@ -137,6 +137,11 @@ async def test_finalists_need_candidates_and_tokens(server: ScriptedServer, tmp_
     spent = await search(gepa(server, max_tokens=1), World(tmp_path / "spent"))
     assert spent.ended.startswith("max_tokens=1 is used up")
     assert not any(each.again for each in spent.candidates)
+    world = World(tmp_path / "half")
+    half = await search(gepa(server, max_tokens=many.tokens // 2), world)
+    assert len(half.candidates) > 1
+    assert not any(each.again for each in half.candidates)
+    assert f"{half.ended}, so no candidate is run a second time: first runs decide" in world.notes
 
 
 @pytest.mark.parametrize(("limit", "count"), [(36, 0), (37, 2), (41, 2), (42, 3)])

@@ -213,7 +213,12 @@ def test_what_was_sent_is_counted(client: openai.OpenAI, run: Path) -> None:
 
 @pytest.mark.parametrize("recorded", [True, False])
 async def test_strictly_another_text_is_an_error(
-    server: ScriptedServer, client: openai.OpenAI, run: Path, url: str, recorded: bool
+    server: ScriptedServer,
+    client: openai.OpenAI,
+    run: Path,
+    url: str,
+    recorded: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     count = len(server.requests)
     scope = record(url) if recorded else contextlib.nullcontext()
@@ -232,7 +237,9 @@ async def test_strictly_another_text_is_an_error(
     await other.close()
     assert len(server.requests) == count + 2
     assert applied.sent["router"] == 1
-    assert applied.not_sent["router"] == {OTHER_TEXT: 3}
+    assert applied.not_sent["router"] == {}  # nothing was sent
+    assert "got the app's own text" not in caplog.text
+    assert "could not be" not in caplog.text
 
 
 WAYS: dict[str, Callable[[Callable[[], object]], object]] = {
@@ -287,7 +294,7 @@ def test_calls_in_threads_get_the_learned_text(
         assert told_last(server) == NEW
         with pytest.raises(PromptNotAppliedError):
             work(partial(ask, client, {"role": "system", "content": "You write."}))
-    assert (applied.sent["router"], applied.not_sent["router"]) == (1, {OTHER_TEXT: 1})
+    assert (applied.sent["router"], applied.not_sent["router"]) == (1, {})
     assert state.thread_patches == []
 
 

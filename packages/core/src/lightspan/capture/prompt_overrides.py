@@ -64,11 +64,11 @@ def prompt(name: str, text: str) -> str:
             record_prompt(current, {c.PROMPT_NAME: name, **reading_attributes(reading)})
         return text if reading.sent is None else reading.sent
     except Exception as error:  # a capture error: the app gets its own text
+        if isinstance(error, PromptNotAppliedError):
+            raise
         current = current_agent()
         if current is not None:
             current.add_capture_error(f"the prompt {name!r} could not be read", error)
-        if isinstance(error, PromptNotAppliedError):
-            raise
         return text
 
 
@@ -167,13 +167,12 @@ def _count(active: ActivePrompts | None, name: str, reading: Reading | None) -> 
     if active is None or reading is None:
         return
     reason = reading.reason if reading.sent is None else ""
-    with state.lock:
-        counts = active.counts.setdefault(name, Counter())
-        counts[reason] += 1
-        is_first = counts[reason] == 1
     message = f"lightspan.apply_prompts: the learned text for {name!r} is not applied, "
-    if reason and active.is_strict:
+    if reason and active.is_strict:  # nothing is sent, so nothing is counted
         raise PromptNotAppliedError(f"{message}and strict=True: {reason}")
+    with state.lock:
+        active.counts.setdefault(name, Counter())[reason] += 1
+        is_first = active.counts[name][reason] == 1
     if reason and is_first:
         log.warning("%sand the app's own is sent: %s (logged once)", message, reason)
 

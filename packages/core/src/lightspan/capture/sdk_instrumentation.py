@@ -236,11 +236,12 @@ def _begin(sdk: Sdk, client: Any, options: Any) -> SdkCall | None:
             attempt=attempt,
         )
     except Exception as error:
-        if current is not None:
+        is_strict = isinstance(error, prompt_overrides.PromptNotAppliedError)
+        if current is not None and not is_strict:
             current.add_capture_error("a model call could not be captured", error)
         if attempt is not None:
             attempt.close()
-        if isinstance(error, prompt_overrides.PromptNotAppliedError):
+        if is_strict:
             raise
         return None
 

@@ -140,6 +140,7 @@ class Search:
             ended = await self._rounds()
         except SpentError as why:
             ended = str(why)
+            self._drop_open()
         # if a budget ended a round, its last candidates were not compared
         compared = [candidate for candidate in self._candidates if candidate.rewards]
         return self._trials.result(compared, self.chosen, ended)
@@ -372,6 +373,18 @@ class Search:
         for n in numbers:
             if n in self._open_prompts:
                 self._add_proposal(n, means, len(batch))
+
+    def _drop_open(self) -> None:
+        """Record the new candidates that were not compared before a budget was used up."""
+        for number, prompt in self._open_prompts.items():
+            candidate = self._candidates[number]
+            made = Proposal(
+                prompt=prompt,
+                parents=candidate.parents,
+                text=candidate.templates[prompt],
+                why="the search ended before it was compared",
+            )
+            self._trials.add_proposal(made, self._candidates)
 
     def _add_proposal(self, number: int, means: Mapping[int, float], tasks: int) -> None:
         """Record whether a new candidate was kept in its first round, and with which means.

@@ -200,7 +200,10 @@ class Search:
                 f"{plural(len(finalists), 'finalist')} and the initial prompts a second time"
                 + ("" if count else ", so first runs are compared")
             )
-        if not best or self._trials.spent():
+        if best and (spent := self._trials.spent()):
+            self._context.note(f"{spent}, so no candidate is run a second time: first runs decide")
+            best.clear()
+        if not best:
             return self._chosen
         if not self._trials.may_evaluate(trials):  # a budget was lowered: the log continued here
             return self._chosen

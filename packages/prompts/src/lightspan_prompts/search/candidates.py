@@ -258,8 +258,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         if self.estimated:
             lines.append(
                 f"{plural(self.estimated, 'model call')} came without a count of tokens, as "
-                'streams do unless the app asks for it (stream_options={"include_usage": True}): '
-                "theirs are estimated from their text, about 4 bytes each"
+                'streams do unless the app asks for it (stream_options={"include_usage": True}) '
+                "and reads them to the end: theirs are estimated from the text that arrived, about "
+                "4 bytes each, without what the app did not read"
             )
         if self.unanswered:
             lines.append(

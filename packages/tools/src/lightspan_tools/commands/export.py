@@ -208,10 +208,12 @@ def _write_prompts(options: argparse.Namespace) -> None:
     for name, prompt in prompts.items():
         if note := placeholder_note(prompt):
             print_line(f"prompt {name}: {note}", sys.stderr)
+    # the instructions of an agent are sent as they are; other templates the app fills itself
+    texts_of = {n: p.after.text if p.agent else p.template for n, p in prompts.items()}
     if out is None:
-        texts = [prompt.template for prompt in prompts.values()]
-        if len(prompts) > 1:
-            texts = [f"=== {name}\n{prompt.template}" for name, prompt in prompts.items()]
+        texts = list(texts_of.values())
+        if len(texts) > 1:
+            texts = [f"=== {name}\n{text}" for name, text in texts_of.items()]
         text = "\n".join(texts)
         if sys.stdout.isatty():
             print_line(text)  # escapes control characters
@@ -223,10 +225,10 @@ def _write_prompts(options: argparse.Namespace) -> None:
         raise ConfigError(f"{out} exists; prompts go into a new folder")
     try:
         out.mkdir(parents=True)
-        for name, prompt in prompts.items():
+        for name, text in texts_of.items():
             file = out / f"{quote(name, safe=' ')}.txt"  # an agent's path has slashes
-            # The app's template exactly, without a final newline.
-            file.write_text(prompt.template, encoding="utf-8", newline="")
+            # exactly, without a final newline
+            file.write_text(text, encoding="utf-8", newline="")
     except OSError as error:
         raise DataError(f"{out} cannot be written: {_reason(error)}") from error
     print_line(f"{plural(len(prompts), 'prompt')} to {out}", sys.stderr)

@@ -238,7 +238,8 @@ def _costs(report: model.DevReport) -> Iterator[str]:
     yield "WHAT FIT WOULD CALL"
     yield f"  {costs.rollouts:,} rollouts: {costs.plan}"
     seconds = report.seconds * costs.rollouts / rollouts
-    yield f"  at this dry run's speed, they take about {duration(seconds)}; updates come on top"
+    updates = "; updates come on top" if report.models else ""
+    yield f"  at this dry run's speed, they take about {duration(seconds)}{updates}"
     rows = [
         [f"tool {each.name}", f"{each.calls / rollouts:.2f}", _about(each.expected_calls), ""]
         for each in costs.tools

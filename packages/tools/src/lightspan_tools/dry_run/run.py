@@ -139,7 +139,9 @@ class DryRun:
             if keys := getattr(session.gateway, "wrong_keys", ""):
                 self._problems.append(keys)
             if self.replay and not analysis.read_uncaptured(findings):
-                self._replays = await repeat_attempts(session, episodes)
+                replays = await repeat_attempts(session, episodes)
+                # a search among prompts needs no forks, so calls of endpoints are no finding
+                self._replays = replays if replays.repeated or self.settings.has_policies else None
             if self.settings.has_policies:
                 self._check_evaluations(session, findings)
                 await self._try_evaluation(session)
