@@ -6,7 +6,7 @@ and Responses APIs, of Anthropic's Messages API, or messages of LangChain.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lightspan.schema import (
@@ -80,9 +80,9 @@ def _of_mapping(value: Mapping[str, Any], role: str) -> list[Message]:
         extra = {} if reason is None else {"finish_reason": reason}
         return chat_of({**value["message"], **extra}, role)
     if anthropic.is_message(value) and "stop_reason" in value:
-        return _answer(anthropic.completion_of(value), {"status"})
+        return _answer(anthropic.completion_of(value), has_reason=True)
     if _are_items(value.get("output")):
-        return _answer(responses.completion_of(value), value.keys())
+        return _answer(responses.completion_of(value), has_reason="status" in value)
     if "instructions" in value or _are_items(value.get("input")):
         return responses.messages_of(value, responses.as_it_is)
     if str(value.get("type")) in _ITEMS or _MESSAGE & value.keys():
@@ -94,7 +94,7 @@ def _of_list(items: Sequence[Mapping[str, Any]], role: str) -> list[Message]:
     """Convert messages, items of the Responses API, or the parts of one message."""
     if any(str(item.get("type")) in _ITEMS for item in items):
         if role == "assistant":
-            return _answer(responses.completion_of({"output": list(items)}))
+            return _answer(responses.completion_of({"output": list(items)}), has_reason=False)
         return responses.items_to_messages(items, responses.as_it_is)
     if items and all("role" not in item and item.get("type") in _BLOCKS for item in items):
         items = [{"content": list(items)}]
@@ -124,18 +124,17 @@ def _call(call: Any) -> Any:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-def _answer(completion: Mapping[str, Any], fields: Collection[str] = ()) -> list[Message]:
+def _answer(completion: Mapping[str, Any], *, has_reason: bool) -> list[Message]:
     """Return the messages of a completion.
 
     Args:
         completion: the completion.
-        fields: names of the fields of the answer it was made of. Only with `status` does it say
-            why it ended.
+        has_reason: whether the answer that it was made of says why it ended.
     """
     return [
         {
             **choice["message"],
-            **({"finish_reason": choice["finish_reason"]} if "status" in fields else {}),
+            **({"finish_reason": choice["finish_reason"]} if has_reason else {}),
         }
         for choice in completion["choices"]
     ]
