@@ -105,6 +105,20 @@ def test_what_is_no_date_of_today(text: str) -> None:
     assert [text[begin:end] for begin, end in date_places(text, DAYS)] == []
 
 
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("Today is Saturday, 28 November 2026 (2026-11-28).", ["Today is ", "."]),
+        ("Today is 2026-11-28 [Saturday]: go.", ["Today is ", ": go."]),
+        ("(2026-11-28)", ["(", ")"]),
+        ("As of (28 November 2026) all", ["As of (", ") all"]),
+    ],
+)
+def test_brackets_in_a_date_are_closed_in_it(text: str, rest: list[str]) -> None:
+    [(begin, end)] = date_places(text, DAYS)
+    assert [text[:begin], text[end:]] == rest
+
+
 def test_what_says_which_day_it_is() -> None:
     """A text that the app passes as it is keeps its dates; those of today are named."""
     template = PromptTemplate(

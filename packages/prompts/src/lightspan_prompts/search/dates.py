@@ -141,7 +141,21 @@ def date_places(text: str, days: Collection[date] = ()) -> list[tuple[int, int]]
         else:
             runs.append([piece])
     trimmed = (_trimmed(_trimmed(run)[::-1])[::-1] for run in runs)
-    return [(run[0].begin, run[-1].end) for run in trimmed if run]
+    return [(run[0].begin, _closed(text, run[0].begin, run[-1].end)) for run in trimmed if run]
+
+
+def _closed(text: str, begin: int, end: int) -> int:
+    """Return the end of a date, behind a bracket that closes one in it: `Monday (2026-11-30)`."""
+    closing = {
+        "(": ")",
+        "[": "]",
+        "\N{FULLWIDTH LEFT PARENTHESIS}": "\N{FULLWIDTH RIGHT PARENTHESIS}",
+    }
+    is_open = any(
+        text.count(first, begin, end) > text.count(last, begin, end) and text.startswith(last, end)
+        for first, last in closing.items()
+    )
+    return end + is_open
 
 
 def date_literals(template: PromptTemplate, days: Collection[date]) -> list[str]:
