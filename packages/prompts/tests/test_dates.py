@@ -109,7 +109,7 @@ def test_what_is_no_date_of_today(text: str) -> None:
     ("text", "rest"),
     [
         ("Today is Saturday, 28 November 2026 (2026-11-28).", ["Today is ", "."]),
-        ("Today is 2026-11-28 [Saturday]: go.", ["Today is ", ": go."]),
+        ("Today is 2026-11-28 (Saturday): go.", ["Today is ", ": go."]),
         ("(2026-11-28)", ["(", ")"]),
         ("As of (28 November 2026) all", ["As of (", ") all"]),
     ],
