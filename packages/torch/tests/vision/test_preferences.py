@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 import openai
+import PIL.Image
 import pytest
 import torch
 
@@ -154,6 +156,46 @@ def test_pairs_of_token_ids_keep_their_images(model: Path) -> None:
     assert [demo for demo, _ in passed.answers] == demos
     with pytest.raises(DataError, match=r"examples\[0\] has placeholders of images"):
         passed.add_passed([msgspec.structs.replace(pair, images=())], tokenizer)
+
+
+@pytest.mark.parametrize("form", ["Pillow", "bytes", "datasets"])
+def test_images_in_a_column_of_their_own(model: Path, form: str) -> None:
+    """Check TRL's form: parts without bytes stand for the images of the row."""
+
+    def image(colour: str) -> Any:
+        if form == "Pillow":
+            return PIL.Image.open(io.BytesIO(picture(colour)))
+        return picture(colour) if form == "bytes" else {"bytes": picture(colour), "path": None}
+
+    tokenizer = load_tokenizer(model)
+    place = {"type": "image", "text": None} if form == "datasets" else {"type": "image"}
+    content = [place, {"type": "text", "text": "Which?"}]
+    rows = [
+        {
+            "images": [image(colour)],
+            "prompt": [{"role": "user", "content": content}],
+            "chosen": [answer("query")],
+            "rejected": [answer("singer")],
+        }
+        for colour in COLOURS
+    ]
+    rated = Rated()
+    rated.add_passed(rows, tokenizer)
+    expected = [rendered(model, colour, "query") for colour in COLOURS]
+    assert [pair.prompt_ids for pair in rated.pairs] == [demo.prompt_ids for demo in expected]
+    pixels = [
+        [PIL.Image.open(io.BytesIO(each.images[0].data)).tobytes() for each in some]
+        for some in (rated.pairs, expected)
+    ]
+    assert pixels[0] == pixels[1]
+    chat = {"messages": [*rows[0]["prompt"], answer("query")], "image": image("red")}
+    demo = render_demonstration(chat, tokenizer, "chat", "last", Counter())
+    assert demo is not None
+    assert demo.prompt_ids == expected[0].prompt_ids
+    with pytest.raises(DataError, match=r"\[0\]: its messages have 1 parts .* of images has 2"):
+        rated.add_passed([{**rows[0], "images": [image("red")] * 2}], tokenizer)
+    with pytest.raises(DataError, match=r"\[0\].images\[0\] must be an image of Pillow .* not str"):
+        rated.add_passed([{**rows[0], "images": ["red.png"]}], tokenizer)
 
 
 def test_answers_of_production_with_images(model: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from lightspan.schema.token_records import pack_ids
 from lightspan.schema.validation import is_number
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
 from lightspan_torch.preferences.rated_calls import RatedCall
+from lightspan_torch.sft.image_column import with_images
 from lightspan_torch.sft.rendering import (
     NOT_FOR_THIS_MODEL,
     Demonstration,
@@ -258,7 +259,7 @@ def _prompt(example: Mapping[str, Any], label: str) -> tuple[list[Any], Any]:
     messages = source.get("messages", source.get("prompt"))
     if not isinstance(messages, list):
         raise DataError(f"{label} needs messages, a list of chat messages, not {messages!r:.200}")
-    return messages, source.get("tools")
+    return with_images(messages, source, label), source.get("tools")
 
 
 def _answer(example: Mapping[str, Any], name: str, label: str) -> Any:

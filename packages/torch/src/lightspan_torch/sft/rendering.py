@@ -16,6 +16,7 @@ from lightspan.progress import Reporter
 from lightspan.schema.images import PromptImage
 from lightspan.schema.records import Json
 from lightspan_torch.engine.tokenizer import TransformersTokenizer
+from lightspan_torch.sft.image_column import with_images
 from lightspan_torch.vision.tokenizer import VisionTokenizer
 
 NOT_FOR_THIS_MODEL: Final = "not for this model"
@@ -257,7 +258,7 @@ def read_chat(demo: Any, label: str) -> tuple[list[dict[str, Any]], list[dict[st
                     f"{label}: the tools' parameter {name!r} is null; Arrow adds "
                     "such nulls to rows of a Dataset: give the Dataset itself, or leave them out"
                 )
-    return demo["messages"], tools
+    return with_images(demo["messages"], demo, label), tools
 
 
 def read_examples(
