@@ -1,6 +1,7 @@
-"""Test the lines of docs/guides/sandbox.md with a real bubblewrap, and with podman.
+"""Test the lines of docs/guides/sandbox.md with a real bubblewrap, with podman and with docker.
 
-podman's tests need an image with `sh` and `grep`, whose name is in LIGHTSPAN_TEST_IMAGE.
+The tests of podman and docker need an image with `sh` and `grep`, whose name is in
+LIGHTSPAN_TEST_IMAGE. DOCKER_HOST may name the daemon of docker.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ has_bubblewrap = pytest.mark.skipif(
 has_podman = pytest.mark.skipif(
     not IMAGE or shutil.which("podman") is None, reason="LIGHTSPAN_TEST_IMAGE names no image"
 )
+has_docker = pytest.mark.skipif(
+    not IMAGE
+    or shutil.which("docker") is None
+    or bool(subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True).returncode),
+    reason="docker does not run, or does not have the image in LIGHTSPAN_TEST_IMAGE",
+)
 FIX = 'pwd; test -s calc && echo fixed > calc; touch "$HOME/mine"; test -z "$SEARCH_KEY"'
 CHECK = 'grep -q fixed calc && test -s "$LIGHTSPAN_TASK_FILE" && test ! -e "$HOME/mine"'
 
@@ -44,7 +51,7 @@ def page() -> dict[str, Any]:
     """Run the Python files of the page; return the names that they define."""
     names: dict[str, Any] = {}
     sources = {name: text for _, name, text in blocks("guides/sandbox.md") if name.endswith(".py")}
-    assert list(sources) == ["sandboxed.py", "own_app.py", "contained.py"]
+    assert list(sources) == ["sandboxed.py", "own_app.py", "contained.py", "in_docker.py"]
     for name, text in sources.items():
         image = text.replace("my-image", IMAGE or "my-image")
         exec(compile(image.replace("from sandboxed import BUBBLEWRAP", ""), name, "exec"), names)
@@ -158,3 +165,24 @@ async def test_a_container_ends_with_its_attempt(task: dict[str, str]) -> None:
     with pytest.raises(ProgramError, match="ran longer than 5 s"):
         await app(1)
     await until(lambda: not sleeping("8642"))
+
+
+# --- docker ---------------------------------------------------------------------------------
+@has_docker
+async def test_a_coding_agent_in_docker(task: dict[str, str]) -> None:
+    host = [f"DOCKER_HOST={os.environ['DOCKER_HOST']}"] if "DOCKER_HOST" in os.environ else []
+    sandbox = ["env", *host, *page()["docker_agent"].sandbox]
+    assert await agent(FIX, sandbox)(task) == 1.0
+    assert await agent("true", sandbox)(task) == 0.0
+    with pytest.raises(ProgramError, match="exit status 125") as raised:
+        await agent("true", [*sandbox[:-1], "localhost/lightspan-no-such-image"])(task)
+    assert raised.value.outcome == Outcome.INFRASTRUCTURE
+
+
+@has_docker
+async def test_a_container_of_docker_ends_with_its_attempt() -> None:
+    words = ["docker", "run", "--rm", "--init", "--network=host", IMAGE]
+    app = Command([*words, "sleep", "8643"], task="environment", timeout_s=5)
+    with pytest.raises(ProgramError, match="ran longer than 5 s"):
+        await app(1)
+    await until(lambda: not sleeping("8643"))
