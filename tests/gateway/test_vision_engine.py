@@ -1,4 +1,4 @@
-"""Tests of images from a client of each API to a real model that sees, and its record."""
+"""Tests of images from a client of each API to a real vision model, and its record."""
 
 from __future__ import annotations
 
