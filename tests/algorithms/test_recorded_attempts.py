@@ -142,6 +142,52 @@ def test_chats_with_pictures_are_no_demonstrations(url: str) -> None:
     assert found.left_out == {"with images, sounds or files, of which references are kept": 2}
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1', "{'a': 1}", "[1]", '"x"', "null"])
+def test_calls_of_tools_that_cannot_be_read_are_no_demonstrations(url: str, arguments: str) -> None:
+    """The model would learn calls that no parser reads. An empty text is a call without any."""
+
+    def called(text: str) -> str:
+        function = {"name": "f", "arguments": text}
+        calls = [{"id": "t", "type": "function", "function": function}]
+        return genai_messages.dump([{"role": "assistant", "content": None, "tool_calls": calls}])
+
+    write(
+        url,
+        attempt(
+            1,
+            call(1, "", **{c.OUTPUT_MESSAGES: called(arguments)}),
+            call(2, "", **{c.OUTPUT_MESSAGES: called("")}),
+            call(3, "", **{c.OUTPUT_MESSAGES: called('{"a": 1}')}),
+        ),
+    )
+    found = load_chats(url)
+    assert len(found.chats) == 2
+    assert found.left_out == {"with arguments of tools that are no JSON object": 1}
+
+
+def test_calls_of_tools_that_the_provider_runs_are_no_demonstrations(url: str) -> None:
+    """Only the text beside them would be imitated: an answer without the search."""
+    parts = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"q": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "found"},
+    ]
+    message = {"role": "assistant", "content": parts}
+    searched, question = genai_messages.dump([message]), {"role": "user", "content": "q"}
+    write(
+        url,
+        attempt(
+            1,
+            call(1, "", **{c.OUTPUT_MESSAGES: searched}),
+            call(2, "text", **{c.INPUT_MESSAGES: genai_messages.dump([message, question])}),
+            call(3, "text"),
+        ),
+    )
+    found = load_chats(url)
+    assert answers(found) == ["text"]
+    assert found.left_out == {"with calls of tools that the provider runs": 2}
+
+
 def _said(*messages: tuple[str, str]) -> str:
     return genai_messages.dump([{"role": role, "content": text} for role, text in messages])
 

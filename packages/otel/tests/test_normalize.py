@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightspan.schema import genai_messages, semconv as c
-from lightspan.schema.spans import Span, SpanEvent, SpanKind
+from lightspan.schema.spans import Span, SpanEvent, SpanKind, SpanStatus
 from lightspan_otel.normalize import normalized
 from lightspan_otel.span_kinds import kind_of
 from packages.otel.tests.dialects import ANSWERED, ASKED, DIALECTS, TOOLS
@@ -118,6 +118,22 @@ def test_a_tool(said: dict[str, Any]) -> None:
 def test_an_error_that_an_event_tells_of() -> None:
     event = SpanEvent("exception", 1, {c.EXCEPTION_TYPE: "ValueError"})
     assert normalized(span({}, events=[event])).attributes == {c.ERROR_TYPE: "ValueError"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "expected"),
+    [
+        (SpanStatus.UNSET, {c.ERROR_TYPE: "TimeoutError"}, SpanStatus.ERROR),
+        (SpanStatus.OK, {c.ERROR_TYPE: "TimeoutError"}, SpanStatus.OK),
+        (SpanStatus.UNSET, {}, SpanStatus.UNSET),
+    ],
+)
+def test_a_call_with_the_type_of_an_error_has_failed(
+    status: SpanStatus, error: dict[str, str], expected: SpanStatus
+) -> None:
+    """The convention sets the type only if the operation ended in an error."""
+    result = normalized(span({"gen_ai.operation.name": "chat", **error}, status=status))
+    assert result.status is expected
 
 
 def test_keys_in_errors_and_messages_are_replaced() -> None:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lightspan.schema import redaction
+from lightspan.schema import content, redaction, semconv as c
 from lightspan.schema.redaction import (
     MAX_TEXT_LENGTH,
     add_client_key,
@@ -16,6 +16,8 @@ from lightspan.schema.redaction import (
     values_without_keys,
     without_keys,
 )
+from lightspan.schema.spans import SpanEvent
+from lightspan_testing.strategies import make_span
 
 
 def test_a_text_that_fits_is_kept_as_it_is() -> None:
@@ -180,3 +182,30 @@ def test_the_keys_of_model_clients(monkeypatch: pytest.MonkeyPatch) -> None:
         "b": keys[0],
         "c": "lightspan-placeholder",
     }
+
+
+def test_keys_anywhere_in_a_span_are_replaced() -> None:
+    """Check descriptions of tools, annotations, attributes of others and events."""
+    key = "sk-proj-" + "A1b2C3d4" * 5
+    attributes = {
+        c.TOOL_DEFINITIONS: json.dumps([{"function": {"name": "f", "description": key}}]),
+        f"{c.ANNOTATION}note": f"use {key}",
+        c.MESSAGE_BODY: key,
+        "retrieval.documents.0.document.content": f"doc {key}",
+        "mine": ["a", key],
+        "count": 7,
+    }
+    span = make_span("1", attributes=attributes, events=[SpanEvent("e", 1, {"x": key, "n": 1})])
+    found = content.without_keys(span)
+    assert found.attributes == {
+        c.TOOL_DEFINITIONS: '[{"function": {"name": "f", "description": "<key>"}}]',
+        f"{c.ANNOTATION}note": "use <key>",
+        c.MESSAGE_BODY: "<key>",
+        "retrieval.documents.0.document.content": "doc <key>",
+        "mine": ["a", "<key>"],
+        "count": 7,
+        c.KEYS_REPLACED: True,
+    }
+    assert found.events == [SpanEvent("e", 1, {"x": "<key>", "n": 1})]
+    plain = make_span("1", attributes={"mine": "a"}, events=[SpanEvent("e", 1, {"x": "b"})])
+    assert content.without_keys(plain) is plain

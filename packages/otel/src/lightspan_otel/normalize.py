@@ -15,7 +15,14 @@ from lightspan.schema import genai_messages, semconv as c
 from lightspan.schema.content import without_keys
 from lightspan.schema.media import images_into, reference
 from lightspan.schema.redaction import bounded_text, values_without_keys
-from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanKind, clean_attributes
+from lightspan.schema.spans import (
+    Attributes,
+    Span,
+    SpanEvent,
+    SpanKind,
+    SpanStatus,
+    clean_attributes,
+)
 from lightspan_otel.agent_names import tool_call_id, tool_name
 from lightspan_otel.otlp import ReceivedSpan
 
@@ -90,10 +97,13 @@ def normalized(span: Span) -> Span:
     if c.ERROR_TYPE not in attributes:
         kinds = (event.attributes.get(c.EXCEPTION_TYPE) for event in span.events)
         translated[c.ERROR_TYPE] = next((kind for kind in kinds if kind), None)
+    # a sender sets the attribute of an operation that failed, and may leave out the status
+    has_failed = span.status is SpanStatus.UNSET and bool(attributes.get(c.ERROR_TYPE))
     attributes |= clean_attributes(translated)
     return without_keys(
         span.replace(
             attributes=attributes,
+            status=SpanStatus.ERROR if has_failed else span.status,
             status_message=bounded_text(span.status_message),
             events=[_without_keys(event) for event in span.events],
             sequence_start=None,

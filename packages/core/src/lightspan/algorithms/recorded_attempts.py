@@ -242,7 +242,7 @@ def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> R
     contents = [m["content"] for m in (*prompt, *answers) if isinstance(m.get("content"), list)]
     for parts in contents:
         parts[:] = [with_image(part, images) for part in parts]
-    has_references = any(is_reference(part) for parts in contents for part in parts)
+    rest = [p for parts in contents for p in parts if p.get("type") not in ("text", "image_url")]
     answer = answers[call.choice :][:1]
     checks = {
         "of damaged attempts": bool(episode.capture_errors),
@@ -251,7 +251,9 @@ def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> R
         "with keys in them, which are not kept": c.KEYS_REPLACED in attributes,
         "whose prompt the provider keeps": not is_whole,
         "without messages": not prompt or not answer,
-        "with images, sounds or files, of which references are kept": has_references,
+        "with images, sounds or files, of which references are kept": any(map(is_reference, rest)),
+        "with calls of tools that the provider runs": bool(rest),
+        "with arguments of tools that are no JSON object": not all(map(_has_whole_calls, answer)),
         "with several answers": len(answers) > 1 and call.record is None,
         "cut off": call.record is None and str(call.finish) not in _COMPLETE,
         "whose prompt begins the answer": [m["role"] for m in prompt[-1:]] == ["assistant"],
@@ -285,6 +287,15 @@ def _prompt_of(episode: Episode, span: Span | None) -> tuple[list[dict[str, Any]
 def has_answer(message: Mapping[str, Any]) -> bool:
     """Return whether a message has a text or a tool call."""
     return bool(genai_messages.joined_text(message.get("content")) or message.get("tool_calls"))
+
+
+def _has_whole_calls(message: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of all tool calls of a message are JSON objects, or empty."""
+    texts = [call["function"]["arguments"] or "{}" for call in message.get("tool_calls") or ()]
+    try:
+        return all(isinstance(json.loads(text), dict) for text in texts)
+    except ValueError:
+        return False
 
 
 def reward_bound(name: str, value: float | None) -> float | None:

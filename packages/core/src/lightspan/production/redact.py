@@ -21,14 +21,22 @@ from typing import Any, Final
 
 from lightspan.errors import ConfigError
 from lightspan.schema import semconv as c
-from lightspan.schema.content import CONTENT
 from lightspan.schema.genai_messages import dump_json
 from lightspan.schema.spans import Attributes, Span, SpanEvent, SpanLink, clean_attributes
 
 Redact = Callable[[Span], Span | None]
 """A function that takes a span and returns the span to keep, or None to keep nothing of it."""
 
-_JSON_ATTRIBUTES: Final = (CONTENT - {c.PROMPT_ORIGINAL}) | {c.TOOL_DEFINITIONS}
+_JSON_ATTRIBUTES: Final = (
+    *(
+        c.INPUT_MESSAGES,
+        c.OUTPUT_MESSAGES,
+        c.TOOL_CALL_ARGUMENTS,
+        c.TOOL_CALL_RESULT,
+        c.OBJECT_JSON,
+    ),
+    *(c.OPERATION_INPUT, c.OPERATION_OUTPUT, c.TOOL_DEFINITIONS),
+)
 """Attributes whose value may be JSON. Each text in the JSON is changed by itself, after
 decoding."""
 

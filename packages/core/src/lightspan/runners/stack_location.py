@@ -34,9 +34,7 @@ def describe_stack(stack: Sequence[FrameSummary]) -> str:
     if not stack:
         return "an unknown location"
     outside = [place for place in stack if not place.filename.startswith(_LIGHTSPAN)] or stack[:1]
-    place = next(
-        (place for place in outside if _INSTALLED.search(place.filename) is None), outside[0]
-    )
+    place = next((p for p in outside if _INSTALLED.search(p.filename) is None), outside[0])
     source = place.line or ""
     at = f"{os.path.basename(place.filename)}:{place.lineno or '?'} in {place.name}"
     return bounded_text(f"`{source[:_MAX_LINE_LENGTH]}` at {at}" if source else at)

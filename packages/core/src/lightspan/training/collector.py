@@ -234,10 +234,8 @@ async def load_records(store: Store, attempt_ids: Sequence[str]) -> dict[str, li
         return records
     files = await store.images(sorted(digests))
     return {
-        key: [
-            msgspec.structs.replace(r, images=with_data(r.images, files) or r.images) for r in each
-        ]
-        for key, each in records.items()
+        k: [msgspec.structs.replace(r, images=with_data(r.images, files) or r.images) for r in each]
+        for k, each in records.items()
     }
 
 

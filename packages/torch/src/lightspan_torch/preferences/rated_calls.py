@@ -171,7 +171,8 @@ def _add(
         is_cut = rejection == CUT_OFF and _is_cut(answer["messages"], call)
         score = score_of(episode, call)
         if score is None or (rejection and not is_cut):
-            result.left_out["unscored" if score is None else rejection] += 1
+            # as SFT, which looks at the score last
+            result.left_out[rejection if rejection and not is_cut else "unscored"] += 1
             continue
         policy = "" if call.record is None else call.record.policy
         text = "" if call.record is None else _text_of(call)

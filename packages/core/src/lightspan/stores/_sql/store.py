@@ -138,13 +138,11 @@ class SQLStore(OpenedStore[D]):
     ) -> list[records.Claim]:
         unique = request_id or records.new_id("claim")
         is_repeatable = request_id is not None
-        request = _leases.ClaimRequest(
-            runner_id, slots, lease_s, run_id, idle, unique, is_repeatable
-        )
+        claim = _leases.ClaimRequest(runner_id, slots, lease_s, run_id, idle, unique, is_repeatable)
         claims: list[records.Claim] = []
         count = 0
         while True:
-            part = request.part(count, CHUNK)
+            part = claim.part(count, CHUNK)
             [claimed] = await self._write(self._opened.claim, [part])
             if claimed is None:  # there may be more expired leases to end first
                 continue
