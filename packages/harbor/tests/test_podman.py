@@ -31,7 +31,7 @@ from lightspan_testing.wait import until
 PROGRAMS = ("podman", "debootstrap")
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(3600),
+    pytest.mark.timeout(10_800),
     pytest.mark.skipif(
         not all(map(shutil.which, PROGRAMS)) or os.geteuid() != 0,
         reason="needs podman, debootstrap and root",
