@@ -18,7 +18,7 @@ from lightspan_torch.preferences.losses import (
     mean_and_gradient,
     ranking_accuracy,
 )
-from lightspan_torch.preferences.objectives import DPO, KTO, Answers
+from lightspan_torch.preferences.objectives import DPO, KTO, Answer, Answers
 from lightspan_torch.sft.updates import POLICY
 from packages.torch.tests.learner.gradients import make_model
 
@@ -234,11 +234,11 @@ def test_the_margin_is_the_difference_of_the_implicit_rewards(loss: str) -> None
     objective: Any = KTO(VERDICTS, OTHERS, beta, (1.0, 1.0)) if loss == "kto" else DPO(PAIRS, beta)
     answers = Answers(learner, objective.answers())
     _moved(learner)
-    own = [(tuple(v.prompt_ids), tuple(v.response_ids)) for v in VERDICTS]
+    own = [Answer(tuple(v.prompt_ids), tuple(v.response_ids)) for v in VERDICTS]
     places = [0, 2, 1, 3]  # the better answers first
     if loss == "dpo":
         own = [
-            (tuple(pair.prompt_ids), tuple(ids))
+            Answer(tuple(pair.prompt_ids), tuple(ids))
             for pair in PAIRS
             for ids in (pair.chosen_ids, pair.rejected_ids)
         ]
@@ -251,7 +251,7 @@ def test_the_margin_is_the_difference_of_the_implicit_rewards(loss: str) -> None
 def test_the_ratio_to_the_start_is_that_of_enumerated_answers() -> None:
     """Enumerate the vocabulary: E[exp(r)] under the start is 1, for a whole distribution."""
     learner = TorchLearner({POLICY: make_model("Qwen2", vocab_size=16)})
-    tokens = [((3, 4), (token,)) for token in range(16)]
+    tokens = [Answer((3, 4), (token,)) for token in range(16)]
     answers = Answers(learner, tokens)
     assert answers.ratios(tokens).abs().max() == 0
     start = [answers._start[answer] for answer in tokens]
