@@ -246,7 +246,7 @@ def _langfuse_usage(usage: Record) -> dict[str, int]:
 
     Langfuse's integrations subtract details, such as `input_cached_tokens`, from `input`, and
     Langfuse adds up all names that contain "input" or "output". A sender may not have subtracted
-    them: the details are part of `input` then, as `total` tells.
+    them: the details are part of `input` then, as `total` shows.
     """
     counts = {name: count for name, value in usage.items() if (count := _count(value)) is not None}
     found = {}

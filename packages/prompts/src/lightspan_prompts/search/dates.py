@@ -146,10 +146,10 @@ def date_places(text: str, days: Collection[date] = ()) -> list[tuple[int, int]]
 
 def _closed(text: str, begin: int, end: int) -> int:
     """Return the end of a date, behind a bracket that closes one in it: `Monday (2026-11-30)`."""
-    pairs = ("()", "\N{FULLWIDTH LEFT PARENTHESIS}\N{FULLWIDTH RIGHT PARENTHESIS}")
+    wide = "\N{FULLWIDTH LEFT PARENTHESIS}", "\N{FULLWIDTH RIGHT PARENTHESIS}"
     is_open = any(
         text.count(first, begin, end) > text.count(last, begin, end) and text.startswith(last, end)
-        for first, last in pairs
+        for first, last in (("(", ")"), wide)
     )
     return end + is_open
 
