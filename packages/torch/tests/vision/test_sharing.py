@@ -109,6 +109,17 @@ async def test_equal_images_share_and_others_do_not(
     assert [encoded.count(image.digest) for image in (first, second)] == [1, 1]
 
 
+def test_changed_weights_have_a_name_of_their_own() -> None:
+    """A model that is gone gives its `id` to the next one, and its features are in the cache."""
+
+    def changed() -> str:
+        vision = Vision(None, None)  # type: ignore[arg-type]
+        vision.forget()
+        return vision.weights
+
+    assert len({changed() for _ in range(100)}) == 100
+
+
 async def test_a_group_and_its_learner_encode_an_image_once(
     folder: Path, tokenizer: VisionTokenizer, encoded: list[str]
 ) -> None:

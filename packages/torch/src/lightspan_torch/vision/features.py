@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -200,6 +201,10 @@ class VisionPrompt:
         return last
 
 
+_CHANGES: Final = itertools.count()
+"""Numbers of the changes of vision parts in this process."""
+
+
 class Vision:
     """The vision part of a model, and the image processor that makes its inputs.
 
@@ -211,7 +216,6 @@ class Vision:
     def __init__(self, model: Any, processor: ImageProcessor) -> None:
         self.model = model
         self.processor = processor
-        self._changes = 0
 
     @property
     def _inner(self) -> Any:
@@ -232,8 +236,8 @@ class Vision:
 
     def forget(self) -> None:
         """Use no features from before: the weights of the vision part have changed."""
-        self._changes += 1
-        self.weights = f"{id(self)} {self._changes}"
+        # no `id`: that of a model which is gone is given to another one, and the cache has both
+        self.weights = f"change {next(_CHANGES)}"
 
     @torch.no_grad()
     def differs(self, weights: Mapping[str, Any]) -> bool:
