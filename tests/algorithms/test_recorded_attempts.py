@@ -188,6 +188,17 @@ def test_calls_of_tools_that_the_provider_runs_are_no_demonstrations(url: str) -
     assert found.left_out == {"with calls of tools that the provider runs": 2}
 
 
+def test_a_tool_may_return_a_list_of_anything(url: str) -> None:
+    """Items of a result are no parts of a message, and no calls of tools."""
+    items = ["a", {"id": 1}, 7]
+    result = {"type": "tool_call_response", "id": "t", "response": items}
+    asked = json.dumps([{"role": "tool", "parts": [result]}])
+    write(url, attempt(1, call(1, "text", **{c.INPUT_MESSAGES: asked})))
+    found = load_chats(url)
+    assert [chat["messages"][0]["content"] for chat in found.chats] == [items]
+    assert found.left_out == {}
+
+
 def _said(*messages: tuple[str, str]) -> str:
     return genai_messages.dump([{"role": role, "content": text} for role, text in messages])
 

@@ -34,6 +34,8 @@ from lightspan.stores.protocol import Store
 
 NO_ANSWER: Final = "without an answer"
 """Reason to leave out an answer for which `has_answer` is False."""
+_SENT: Final = ("text", "image_url", None)
+"""Types of parts that a model reads. Items of a tool's result may have none."""
 _COMPLETE: Final = ("stop", "tool_calls", "function_call", "None")
 """Finish reasons of complete answers. "None" is for servers that send no finish reason."""
 WITHOUT_TOKENS: Final = "its spans were sent by OpenTelemetry: the tokens of its calls are unknown"
@@ -242,7 +244,8 @@ def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> R
     contents = [m["content"] for m in (*prompt, *answers) if isinstance(m.get("content"), list)]
     for parts in contents:
         parts[:] = [with_image(part, images) for part in parts]
-    rest = [p for parts in contents for p in parts if p.get("type") not in ("text", "image_url")]
+    # neither texts nor images with their bytes: references, and calls of the provider's own tools
+    odd = [p for x in contents for p in genai_messages.mappings_in(x) if p.get("type") not in _SENT]
     answer = answers[call.choice :][:1]
     checks = {
         "of damaged attempts": bool(episode.capture_errors),
@@ -251,8 +254,8 @@ def chat_of(episode: Episode, call: Call, images: Mapping[str, Image] = {}) -> R
         "with keys in them, which are not kept": c.KEYS_REPLACED in attributes,
         "whose prompt the provider keeps": not is_whole,
         "without messages": not prompt or not answer,
-        "with images, sounds or files, of which references are kept": any(map(is_reference, rest)),
-        "with calls of tools that the provider runs": bool(rest),
+        "with images, sounds or files, of which references are kept": any(map(is_reference, odd)),
+        "with calls of tools that the provider runs": bool(odd),
         "with arguments of tools that are no JSON object": not all(map(_has_whole_calls, answer)),
         "with several answers": len(answers) > 1 and call.record is None,
         "cut off": call.record is None and str(call.finish) not in _COMPLETE,

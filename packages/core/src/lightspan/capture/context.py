@@ -331,7 +331,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
         except Exception as error:  # an adapter's error must not reach the app
             context.add_capture_error("a listener failed at the start of a model call", error)
     if not ends:
-        return bool  # no listener waits for the end
+        return lambda is_answered: None  # no listener waits for the end
     recorder = weakref.ref(context.scope.recorder)  # the call may never end
 
     def notify_end(is_answered: bool) -> None:

@@ -83,9 +83,7 @@ def overlong_penalties(overlong: Overlong, coverage: Coverage) -> dict[CallKey, 
         overlong: settings of the penalty.
         coverage: status of each call of the episode.
     """
-    packed = {
-        call.key: call.record.response if call.record else b"" for call in coverage.turns.calls
-    }
+    packed = {c.key: c.record.response if c.record else b"" for c in coverage.turns.calls}
     return {key: overlong.of(len(ids) // 4) for key, ids in packed.items()}  # four bytes an id
 
 
