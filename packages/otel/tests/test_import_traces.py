@@ -521,6 +521,11 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sent"}
             None,
         ),
         (
+            {"instructions": "Be.", "question": "Where?"},  # an input of a chain, no request
+            [{"role": "user", "content": '{"instructions":"Be.","question":"Where?"}'}],
+            None,
+        ),
+        (
             [{"type": "human", "content": "Where?"}, {"type": "ai", "content": "Here."}],
             [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}],
             None,
@@ -556,6 +561,7 @@ def test_prompts_and_tools_as_libraries_store_them(
         ({"input_tokens": 7, "output_tokens": 2, "cache_read_input_tokens": 90}, (97, 2)),
         ({"input": 7.0, "output": "2"}, (7, 2)),
         ({"input": None, "output": 2}, (None, 2)),
+        ({"input": 10**400, "output": 2}, (None, 2)),
     ],
 )
 def test_tokens_of_a_generation(tmp_path: Path, usage: Any, counts: Any) -> None:

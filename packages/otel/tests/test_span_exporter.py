@@ -135,6 +135,17 @@ def test_images_are_references_while_many_spans_wait(
     assert ["content" in text for text in texts] == [True, True, False]
 
 
+def test_a_text_that_is_no_message_is_sent_as_it_is(backend: Backend) -> None:
+    """A hook of the user may cut the messages of a span."""
+    image = Image.of(b"GIF8", "image/gif")
+    cut = f'[{{"role":"user","parts":[{{"type":"blob","sha256":"{image.digest}"}}'
+    with otel.send(OTLPSpanExporter(endpoint=backend.url), images=True) as handle:
+        handle.enqueue([SPAN.replace(attributes={c.INPUT_MESSAGES: cut})], [image])
+        assert handle.flush()
+    [span] = backend.spans()
+    assert span.attributes[c.INPUT_MESSAGES] == cut
+
+
 def test_a_wrong_switch_of_images_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTSPAN_OTLP", "http://127.0.0.1:4318")
     monkeypatch.setenv("LIGHTSPAN_OTLP_IMAGES", "yes")

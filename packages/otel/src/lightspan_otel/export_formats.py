@@ -249,23 +249,23 @@ def _langfuse_usage(usage: Record) -> dict[str, int]:
     them: the details are part of `input` then, as `total` shows.
     """
     counts = {name: count for name, value in usage.items() if (count := _count(value)) is not None}
-    found = {}
+    tokens = {}
     for key, (kind, *names) in _USAGE.items():
         if (plain := counts.get(kind)) is not None:
             details = [n for name, n in counts.items() if kind in name and name != kind]
             is_whole = counts.get("total") == counts.get("input", 0) + counts.get("output", 0)
-            found[key] = plain if is_whole else plain + sum(details)
+            tokens[key] = plain if is_whole else plain + sum(details)
         elif (other := _either(counts, *names)) is not None:
             cache = ("cache_creation_input_tokens", "cache_read_input_tokens")  # Anthropic's
-            found[key] = other + sum(counts.get(name, 0) for name in cache if kind == "input")
-    return found
+            tokens[key] = other + sum(counts.get(name, 0) for name in cache if kind == "input")
+    return tokens
 
 
 def _count(value: Any) -> int | None:
     """Return a number of tokens, which data frames write as 7.0; None if it is none."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if number >= 0 and number.is_integer() else None
 

@@ -83,7 +83,7 @@ def _of_mapping(value: Mapping[str, Any], role: str) -> list[Message]:
         return _answer(anthropic.completion_of(value), has_reason=True)
     if _are_items(value.get("output")):
         return _answer(responses.completion_of(value), has_reason="status" in value)
-    if "instructions" in value or _are_items(value.get("input")):
+    if "input" in value and ("instructions" in value or _are_items(value["input"])):
         return responses.messages_of(value, responses.as_it_is)
     if str(value.get("type")) in _ITEMS or _MESSAGE & value.keys():
         return _of_list([value], role)

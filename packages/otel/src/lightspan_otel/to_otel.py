@@ -83,12 +83,18 @@ def with_image_bytes(span: Span, images: Mapping[str, Image]) -> Span:
             return {key: filled(item) for key, item in value.items()}
         return {**value, "content": base64.b64encode(image.data).decode()}
 
-    found = {
-        key: genai_messages.dump_json(filled(json.loads(str(value))))
+    def whole(text: str) -> str:
+        try:
+            return genai_messages.dump_json(filled(json.loads(text)))
+        except ValueError:  # a hook of the user may have cut it
+            return text
+
+    messages = {
+        key: whole(str(value))
         for key, value in span.attributes.items()
         if key in _MESSAGES and digests_in({key: value}) & images.keys()
     }
-    return span.replace(attributes={**span.attributes, **found}) if found else span
+    return span.replace(attributes={**span.attributes, **messages}) if messages else span
 
 
 def _own_attributes(span: Span) -> dict[str, Any]:
