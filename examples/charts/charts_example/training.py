@@ -30,7 +30,7 @@ AGENTS = lightspan_langgraph.agents(build_graph()).paths
 
 
 class VisionImitation(Imitation):
-    """Settings of a warm start that teaches the model to see."""
+    """Settings of a warm start that trains the vision part too."""
 
     train_vision: ClassVar[bool] = True
 
