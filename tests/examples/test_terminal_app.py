@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -240,6 +241,19 @@ def test_recorded_sessions_end_with_the_repaired_package(tmp_path: Path) -> None
         edits = [each for each in said if "sed -i" in each]
         assert edits[-1] == sessions.answer(sessions.edit(task, task["right"]))
     assert len({len(chat["messages"]) for chat in chats}) > 1
+
+
+def test_a_session_is_recorded_again_with_the_times_that_pytest_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "TEST_RATE", 1.0)
+    first, second = packages.generate("sessions", count=2)
+    texts = [message["content"] for message in sessions.record(first)["messages"]]
+    again = [message["content"] for message in sessions.record(first)["messages"]]
+    other = [message["content"] for message in sessions.record(second)["messages"]]
+    assert texts == again
+    times = [re.findall(r"\d passed in (0\.0\d)s", "\n".join(each)) for each in (texts, other)]
+    assert [len(each) for each in times] == [1, 1] and times[0] != times[1]
 
 
 def test_detours_of_the_script(task: Task) -> None:

@@ -4,12 +4,16 @@ A script that knows the bug plays the model; the agent, the sandbox and the outp
 session ends with the repaired package. Many take a detour: they look around first, run the tests
 before they submit, or edit twice because the first edit is wrong. A script has as many calls as it
 needs, but training allows three. Reinforcement learns to leave the detours out.
+
+A session depends on its package alone, so that a seed gives the same warm start again: the times
+that pytest prints are drawn.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +40,8 @@ MISTAKE_RATE: Final = 0.4
 TEST_RATE: Final = 0.1
 """Share of sessions that run the tests before they submit."""
 _THREADS: Final = 4
+_TIME: Final = re.compile(r"(?<= in )\d+\.\d\d(?=s\b)")
+"""The seconds in the last line of pytest."""
 
 
 def write(folder: Path, *, count: int, seed: int, apart: Collection[str]) -> None:
@@ -59,7 +65,8 @@ def load(folder: Path) -> list[Chat]:
 
 def record(task: Task) -> Chat:
     """Return a session of the agent with a script as its model, as a chat."""
-    commands = script(task, random.Random(f"{task['id']} {task['function']} {task['wrong']}"))
+    rng = random.Random(f"{task['id']} {task['function']} {task['wrong']}")
+    commands = script(task, rng)
     answers = [make_output(answer(each), [{"command": each}], 0.0) for each in commands]
     model = DeterministicModel(
         outputs=answers, observation_template=app.config()["model"]["observation_template"]
@@ -69,7 +76,7 @@ def record(task: Task) -> Chat:
     assert session.files == repaired(task), session
     return {
         "messages": [
-            {"role": message["role"], "content": message["content"]}
+            {"role": message["role"], "content": _with_drawn_times(message["content"], rng)}
             for message in session.messages
             if message["role"] != "exit"
         ]
@@ -110,6 +117,11 @@ def repaired(task: Task) -> dict[str, str]:
     assert lines[task["line"] - 1] == wrong, task
     lines[task["line"] - 1] = right
     return {**task["files"], task["path"]: "".join(lines)}
+
+
+def _with_drawn_times(text: str, rng: random.Random) -> str:
+    """Return a text of a session with other times in the place of pytest's."""
+    return _TIME.sub(lambda _: f"{rng.uniform(0.01, 0.09):.2f}", text)
 
 
 def _mistaken(task: Task, rng: random.Random) -> str:
