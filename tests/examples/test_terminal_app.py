@@ -253,7 +253,8 @@ def test_a_session_is_recorded_again_with_the_times_that_pytest_printed(
     other = [message["content"] for message in sessions.record(second)["messages"]]
     assert texts == again
     times = [re.findall(r"\d passed in (0\.0\d)s", "\n".join(each)) for each in (texts, other)]
-    assert [len(each) for each in times] == [1, 1] and times[0] != times[1]
+    assert [len(each) for each in times] == [1, 1]
+    assert times[0] != times[1]
 
 
 def test_detours_of_the_script(task: Task) -> None:
