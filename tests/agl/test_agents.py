@@ -586,7 +586,7 @@ def test_types_that_json_lacks_are_named_once(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("task", "why"),
     [
-        ({"a": [{1: 2}]}, r"^x\[0\]\['a'\]\[0\] has the key 1; keys of tasks are text: write '1'$"),
+        ({"a": [{1: 2}]}, r"^x\[0\]\['a'\]\[0\] has the key 1; keys are text: write '1'$"),
         ({"a": b"x"}, r"^x\[0\] is not JSON: Object of type bytes"),
         ({"a": float("nan")}, r"^x\[0\] is not JSON: Out of range float"),
         (

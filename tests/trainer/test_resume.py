@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,10 @@ from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
 from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
+from lightspan.runners.discovery import make_peer, place_of
 from lightspan.runners.local import LocalRunners
+from lightspan.schema.records import PeerRole
+from lightspan.stores import open_store
 from lightspan.training.checkpoints import latest, load_state
 from lightspan.training.folder import RunFolder
 from lightspan_torch.learner.torch import TorchLearner
@@ -246,6 +250,34 @@ def test_other_settings_are_named(apps: Any, rl: Make, copied: Path) -> None:
         "(estimator: 'grpo' before, 'rloo' now; "
         "optimize: 'writer' before, ['writer', 'reviewer'] now; seed: 0 before, 7 now)"
     ) in str(caught.value)
+
+
+def test_a_copied_folder_waits_for_the_trainer_of_the_other(
+    apps: Any, rl: Make, copied: Path
+) -> None:
+    """Check that a trainer elsewhere, which would lose its rollouts, is left alone."""
+    found = latest(copied / "checkpoints")
+    assert found is not None
+    run_id = load_state(found).run_id
+
+    async def announce(place: str) -> None:
+        peer = make_peer(run_id, PeerRole.TRAINER, "newsroom:answer", run_id=run_id, place=place)
+        async with open_store(f"sqlite:{copied / 'store.db'}") as store:
+            await store.announce(peer)
+
+    def fit() -> Any:
+        return Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+
+    asyncio.run(announce("gpu-1:/runs/newsroom"))
+    with pytest.raises(ConfigError) as caught:
+        fit()
+    assert re.fullmatch(
+        rf"training {run_id} is live at gpu-1:/runs/newsroom, seen \d+ s ago: stop it there; if it "
+        "was killed, wait for 20 s",
+        str(caught.value),
+    )
+    asyncio.run(announce(place_of(copied)))  # this folder's lock has ended with its trainer
+    assert fit().steps == 2
 
 
 def test_lost_store_is_noticed(apps: Any, rl: Make, copied: Path) -> None:

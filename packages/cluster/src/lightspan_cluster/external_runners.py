@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from lightspan.errors import LightspanError, StoreError
+from lightspan.runners.discovery import GONE_S
 from lightspan.runners.protocol import RunnerPlan, check_importable
 from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.validation import check_number, check_whole
 from lightspan.stores.protocol import Store
 from lightspan_cluster.app_sources import difference, source_hashes
-from lightspan_cluster.peers import GONE_S, is_present, problem_of
+from lightspan_cluster.peers import is_present, problem_of
 
 log = logging.getLogger(__name__)
 

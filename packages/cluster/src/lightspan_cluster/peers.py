@@ -5,14 +5,10 @@ A `Peer` is the announcement of one runner or trainer in the store.
 
 from __future__ import annotations
 
-from typing import Final
-
+from lightspan.runners.discovery import GONE_S
 from lightspan.runners.foreign_python import mismatch
 from lightspan.schema.records import Peer
 from lightspan.schema.semconv import PROTOCOL_VERSION
-
-GONE_S: Final = 20.0
-"""A peer counts as gone if it has not announced itself for this many seconds."""
 
 
 def is_present(peer: Peer, within_s: float = GONE_S) -> bool:

@@ -24,7 +24,13 @@ from lightspan.errors import (
     UnknownAgentError,
     UnsupportedError,
 )
-from lightspan.lightning.episode import Episode, build_episode, lowest_reward, score_failure
+from lightspan.lightning.episode import (
+    Episode,
+    build_episode,
+    lowest_reward,
+    policy_calls,
+    score_failure,
+)
 from lightspan.lightning.rollout_checks import RolloutChecks, check_scored
 from lightspan.lightning.rows import Response, Row
 from lightspan.protocols.engine import EngineCapabilities
@@ -712,6 +718,28 @@ def test_training_stops_if_the_infrastructure_loses_every_rollout_or_a_scorer_ra
     checks.check(scorer)
     with pytest.raises(RewardError, match=r"all are unscored \(ok\).*it raised OSError: x"):
         checks.check(scorer)
+
+
+def test_calls_that_were_recorded_late_were_made() -> None:
+    """Check what is counted after a stall of the store, in which attempts end before their calls
+    are recorded.
+    """
+    routing = LightningRL(MODEL).routing()
+    late = [
+        replace(each, calls=(), late_calls=each.calls)
+        for each in (episode(f"t{n}", 0, 1.0) for n in range(2))
+    ]
+    found = rollout_metrics([*late, episode("t3", 0, 0.0)], routing)
+    assert (found["calls"], found["agent/writer/calls"], found["agent/writer/reward"]) == (
+        3,
+        3,
+        2 / 3,
+    )
+    assert "silent" not in found
+    assert [policy_calls(each, routing) for each in late] == [1, 1]
+    notes: list[str] = []
+    RolloutChecks(routing, notes.append, agents=["writer"]).check(late)
+    assert notes == []
 
 
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:

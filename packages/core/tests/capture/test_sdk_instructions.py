@@ -249,6 +249,6 @@ def test_what_fails_is_ours_and_the_app_goes_on(
         assert prompt("mails", "Be brief.") == "Be brief."
     assert elsewhere.requests[0].body["messages"][0]["content"] == OLD
     damages = " ".join(scope.recorder.capture_errors())
-    assert "the instructions of a model call could not be replaced: RuntimeError" in damages
+    assert "instructions of a call could not be replaced: RuntimeError" in damages
     assert "the prompt 'mails' could not be read: RuntimeError" in damages
     sdk_instrumentation.close()

@@ -113,7 +113,7 @@ def test_a_data_frame_says_how_to_give_its_rows(
     table = type(name, (), body)()
     with pytest.raises(DataError) as caught:
         load_tasks(table, "val")
-    assert str(caught.value) == f"val is a {name}: give its rows, such as val=val.{rows}"
+    assert str(caught.value) == f"val is a {name}: give its rows, as val=val.{rows}"
 
 
 def test_tables_and_lists_in_files_say_how_to_give_their_rows(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_tables_and_lists_in_files_say_how_to_give_their_rows(tmp_path: Path) ->
     import pyarrow
 
     table = pyarrow.table({"q": ["a", "b"]})
-    with pytest.raises(DataError, match=r"^train is a Table: give its rows, such as train="):
+    with pytest.raises(DataError, match=r"^train is a Table: give its rows, as train="):
         load_tasks(table, "train")
     assert load_tasks(table.to_pylist(), "train") == [{"q": "a"}, {"q": "b"}]
     path = tmp_path / "tasks.json"

@@ -41,7 +41,7 @@ def rollout_metrics(episodes: Sequence[Episode], routing: Routing | None = None)
         "failed_scored": sum(map(failed_with_reward, episodes)),
         "lost": sum(not episode.finished for episode in episodes),
         "damaged": sum(bool(episode.capture_errors) for episode in episodes),
-        "calls": sum(len(episode.calls) for episode in episodes),
+        "calls": sum(len(episode.recorded_calls) for episode in episodes),
     }
     if routing is not None and (silent := sum(is_silent(each, routing) for each in episodes)):
         metrics["silent"] = silent
@@ -59,7 +59,7 @@ def rollout_metrics(episodes: Sequence[Episode], routing: Routing | None = None)
     calls: Counter[str] = Counter()
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
-        paths = Counter(call.agent_path for call in episode.calls)
+        paths = Counter(call.agent_path for call in episode.recorded_calls)
         calls.update(paths)
         if episode.reward is not None:
             for path in paths:

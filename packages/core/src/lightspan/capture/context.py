@@ -341,9 +341,7 @@ def notify_call_start(context: AgentContext, *, besides: CallListener | None = N
             except Exception as error:
                 attempt = recorder()
                 if attempt is not None:
-                    attempt.add_capture_error(
-                        f"a listener failed at the end of a model call: {error!r}"
-                    )
+                    attempt.add_capture_error(f"a listener failed at the end of a call: {error!r}")
 
     return notify_end
 

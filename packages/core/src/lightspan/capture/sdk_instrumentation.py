@@ -375,9 +375,7 @@ class SdkCall:
                 record_prompt(self.context, {c.PROMPT_CALL: self.call_id, **attributes})
             return sent
         except Exception as error:
-            self.context.add_capture_error(
-                "the instructions of a model call could not be replaced", error
-            )
+            self.context.add_capture_error("instructions of a call could not be replaced", error)
             return options
 
     def observed(self, options: Any) -> Any:

@@ -182,6 +182,11 @@ class Episode:
     """Episodes of the rollout's earlier attempts, which were lost and repeated."""
 
     @property
+    def recorded_calls(self) -> tuple[Call, ...]:
+        """All calls of the attempt, late ones at the end."""
+        return (*self.calls, *self.late_calls)
+
+    @property
     def finished(self) -> bool:
         """Whether the attempt ended by itself: it is not running, lost, cancelled or departed."""
         ended = self.status in _ENDED and self.outcome not in _NEVER_SCORED
@@ -294,7 +299,7 @@ def _departure(episode: Episode) -> str:
     """Return why an ended attempt did not repeat the recorded one; empty if it did or need not."""
     if episode.fork is None or not episode.finished:
         return ""
-    spans = [call.span for call in (*episode.calls, *episode.late_calls) if call.span is not None]
+    spans = [call.span for call in episode.recorded_calls if call.span is not None]
     for span in spans:
         if span.attributes.get(semconv.ERROR_TYPE) == semconv.REPLAY_DEPARTED:
             return span.status_message
@@ -341,8 +346,8 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
 
 
 def policy_calls(episode: Episode, routing: Routing) -> int:
-    """Return how many calls of an episode reached a trained policy."""
-    calls = [call for call in episode.calls if call.sequence_start is not None]
+    """Return how many calls of an episode reached a trained policy, late ones included."""
+    calls = [call for call in episode.recorded_calls if call.sequence_start is not None]
     return sum(routing.target(call.agent_path).selected for call in calls)
 
 
@@ -770,14 +775,12 @@ def _final_reward(
     if attempt.outcome in _NEVER_SCORED or attempt.status in _UNSCORED:
         return None, {}, None
     last = emitted[-1] if emitted else None
-    returned = attempt.reward
-    if returned is not None:
-        value = usable(returned.value)
+    given = attempt.reward
+    if given is not None:
+        value = usable(given.value)
         if last is not None and last.value != value:
-            notes.append(
-                f"the app returned {returned.value} but emitted {last.value}: {value} counts"
-            )
-        return value, returned.dimensions, "returned"
+            notes.append(f"the app returned {given.value} but emitted {last.value}: {value} counts")
+        return value, given.dimensions, "returned"
     if last is not None:
         if len({reward.value for reward in emitted}) > 1:
             notes.append(

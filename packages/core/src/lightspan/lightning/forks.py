@@ -52,18 +52,16 @@ def fork_points(episode: Episode) -> list[ForkPoint]:
     """
     calls = list({call.call_id: call for call in reversed(episode.calls)}.values())[::-1]
     whole, points = _episode_refusal(episode), []
-    for number, call in enumerate([*calls, None], start=1):
+    for nth, call in enumerate([*calls, None], start=1):
         start = math.inf if call is None else call.sequence_start
         limit = -1 if start is None else start
-        prior = [c for c in calls[: number - 1] if c.sequence_end is None or c.sequence_end < limit]
+        prior = [c for c in calls[: nth - 1] if c.sequence_end is None or c.sequence_end < limit]
         refusal = whole or next(filter(None, (_refusal(c, 1 + calls.index(c)) for c in prior)), "")
         if start is None:
             refusal = whole or _PASSED_BY
         ended = sorted((c.sequence_end, c.call_id) for c in prior if c.sequence_end is not None)
         prefix = tuple(call_id for _, call_id in ended)
-        points.append(
-            ForkPoint(episode.rollout_id, episode.attempt_id, call, number, prefix, refusal)
-        )
+        points.append(ForkPoint(episode.rollout_id, episode.attempt_id, call, nth, prefix, refusal))
     return points
 
 

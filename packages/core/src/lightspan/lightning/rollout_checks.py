@@ -272,7 +272,7 @@ def check_evaluable(episodes: Sequence[Episode], *, is_whole: bool = False) -> N
         is_whole: whether they are all of its episodes. Then it is also an error if every call was
             refused for any reason but a prompt that is too long, because no model was asked.
     """
-    calls = [call for episode in episodes for call in episode.calls]
+    calls = [call for episode in episodes for call in episode.recorded_calls]
     refused = [call.span for call in calls if call.span and call.refused is not None]
     is_none = is_whole and len(refused) == len(calls)
     for span in refused:
@@ -406,7 +406,7 @@ def check_trainable(routing: Routing, episodes: Sequence[Episode]) -> bool:
         return True
     whys: Counter[tuple[str, str | None]] = Counter()
     for episode in episodes:
-        for call in episode.calls:
+        for call in episode.recorded_calls:
             if not routing.target(call.agent_path).selected:
                 continue
             why = None if episode.capture_errors else why_never(call, episode.mode)
@@ -532,7 +532,7 @@ def why_no_call(episodes: Sequence[Episode]) -> str:
 
 def callers_of(episodes: Sequence[Episode]) -> set[str]:
     """Return the paths of the agents that called a model."""
-    return {call.agent_path for episode in episodes for call in episode.calls}
+    return {call.agent_path for episode in episodes for call in episode.recorded_calls}
 
 
 def _why_unscored(episode: Episode) -> str:

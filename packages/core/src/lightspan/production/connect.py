@@ -75,9 +75,7 @@ def connect(url: str | None = None, *, api_key_env: str | None = None) -> Connec
     origin, key = _origin(chosen), _key(api_key_env)
     routing = _routing(origin, key)
     if not sdks.any_installed():
-        raise ConfigError(
-            "no client of OpenAI or Anthropic is installed in this environment: pip install openai"
-        )
+        raise ConfigError("no client of OpenAI or Anthropic is installed: pip install openai")
     sdk_instrumentation.install()
     served = AttemptContext(
         mode=Mode.VAL,

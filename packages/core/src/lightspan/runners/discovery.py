@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import sys
+from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
 
 from lightspan import __version__
-from lightspan.errors import StoreError
+from lightspan.errors import ConfigError, StoreError
 from lightspan.schema import clock
 from lightspan.schema.records import Peer, PeerRole
 from lightspan.schema.semconv import PROTOCOL_VERSION
@@ -23,6 +25,8 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
+GONE_S: Final = 20.0
+"""A peer counts as gone if it has not announced itself for this many seconds."""
 _ANNOUNCE_INTERVAL_S: Final = 5.0
 """Seconds between two announcements of a peer."""
 _WITHDRAW_TIMEOUT_S: Final = 2.0
@@ -47,6 +51,25 @@ def make_peer(peer_id: str, role: PeerRole, app: str, **fields: Any) -> Peer:
         python=sys.executable,
         **fields,
     )
+
+
+def place_of(folder: Path) -> str:
+    """Return the field `place` of a trainer in `folder` on this machine."""
+    return f"{socket.gethostname()}:{folder.resolve()}"
+
+
+async def refuse_elsewhere(store: Store, run_id: str, place: str) -> None:
+    """Raise `ConfigError` if another trainer of the run is live, such as of a copied folder.
+
+    The lock of a folder has ended with the earlier trainer at the same place.
+    """
+    for peer in await store.peers():
+        is_trainer = peer.role is PeerRole.TRAINER and peer.run_id == run_id and not peer.complete
+        if is_trainer and peer.place not in ("", place) and peer.silent_s < GONE_S:
+            raise ConfigError(
+                f"training {run_id} is live at {peer.place}, seen {peer.silent_s:.0f} s ago: stop "
+                f"it there; if it was killed, wait for {GONE_S:g} s"
+            )
 
 
 class Presence:

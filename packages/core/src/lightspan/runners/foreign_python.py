@@ -228,9 +228,7 @@ def handshake(
             lightspan is not supported.
     """
     if not pipe.poll(_GREETING_S):
-        raise ConfigError(
-            f"python={python!r} sent nothing for {_GREETING_S:g} s: is it a Python interpreter?"
-        )
+        raise ConfigError(f"python={python!r} sent nothing for {_GREETING_S:g} s: is it Python?")
     try:
         greeting = msgspec.json.decode(pipe.recv_bytes(), type=Greeting)
     except (EOFError, OSError, msgspec.MsgspecError):

@@ -165,9 +165,7 @@ def check_keys(task: object, where: str) -> None:
             parts += [(f"{place}[{key!r}]", part) for key, part in pairs]
         for key in value if isinstance(value, dict) else ():
             if not isinstance(key, str):
-                raise DataError(
-                    f"{place} has the key {key!r}; keys of tasks are text: write {str(key)!r}"
-                )
+                raise DataError(f"{place} has the key {key!r}; keys are text: write {str(key)!r}")
 
 
 def task_json(value: object, dump: Callable[[Any], Any] | None = None) -> str:
@@ -421,6 +419,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the peer's Python interpreter."""
     run_id: str = ""
     """Id of a trainer's run, or of the only run for which a runner works; empty for any run."""
+    place: str = ""
+    """Machine and folder of a trainer, which locks the folder; empty for a runner."""
     slots: int = 0
     """Maximum number of concurrent attempts of a runner."""
     complete: bool = False

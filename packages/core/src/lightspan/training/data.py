@@ -30,9 +30,7 @@ def load_tasks(tasks: Iterable[Json] | str | Path, what: str = "tasks") -> list[
     if rows is not None and hasattr(table, "columns"):  # iteration would yield columns
         if hasattr(table, "collect"):  # polars' LazyFrame has no rows yet
             rows = f"collect().{rows}"
-        raise DataError(
-            f"{what} is a {table.__name__}: give its rows, such as {what}={what}.{rows}"
-        )
+        raise DataError(f"{what} is a {table.__name__}: give its rows, as {what}={what}.{rows}")
     if isinstance(tasks, str | Path):
         items = read_jsonl(Path(tasks), what, "task")
     elif isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):

@@ -141,9 +141,7 @@ def as_scorer(reward: Scorer | Callable[..., Any] | str) -> Scorer:
     if isinstance(reward, Scorer) and not isinstance(reward, type):
         return reward
     if not callable(reward):
-        raise ConfigError(
-            f"reward={reward!r:.100}: give a function, its name (module:name), or a lightspan.Judge"
-        )
+        raise ConfigError(f"reward={reward!r:.100}: give a function, its module:name, or a Judge")
     return FunctionScorer(reward)
 
 

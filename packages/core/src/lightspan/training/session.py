@@ -28,7 +28,7 @@ from lightspan.progress import plural
 from lightspan.protocols.engine import ProbedEngine, TokenEngine
 from lightspan.protocols.learner import Learner
 from lightspan.runners.app import App
-from lightspan.runners.discovery import Presence, make_peer
+from lightspan.runners.discovery import Presence, make_peer, place_of, refuse_elsewhere
 from lightspan.runners.local import LocalRunners
 from lightspan.runners.protocol import RunnerPlan, Runners, WatchedRunners
 from lightspan.schema.images import Image
@@ -257,6 +257,7 @@ class Session(AbstractAsyncContextManager["Session"]):
             self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards, counted)
 
     async def _restore(self, checkpoint: Path) -> None:
+        await refuse_elsewhere(self.store, self.state.run_id, place_of(self.path))
         if self._learner is not None:
             await self.learn(partial(self.learner.load, checkpoint / checkpoints.LEARNER))
         version, internal, gauss = self.state.rng
@@ -344,7 +345,8 @@ class Session(AbstractAsyncContextManager["Session"]):
             # `lightspan runner` may join any training of its app in the store.
             visible = load_plugin("api", "ExternalRunners").beside(plan)
         fields = {"gateway": gateway, "remote": remote, "sources": getattr(visible, "sources", {})}
-        peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id, **fields)
+        place = place_of(self.path)
+        peer = make_peer(run_id, PeerRole.TRAINER, app, run_id=run_id, place=place, **fields)
         self._presence = await self._stack.enter_async_context(Presence(self.store, peer))
         if visible is not None:
             watch = visible.watch(self.store, self.reporter.line)

@@ -101,9 +101,7 @@ class TrainerSettings:
                 "validate_every= too, such as a tenth of the steps"
             )
         if self.cluster is not None and (not isinstance(self.cluster, str) or not self.cluster):
-            raise ConfigError(
-                f"cluster={self.cluster!r} must be the name of a key of tasks, or None"
-            )
+            raise ConfigError(f"cluster={self.cluster!r} must be a key of tasks, or None")
         self._check_policies()
         self._check_parts()
         if self.engine is None or self.learner_spec is not None:
@@ -164,9 +162,7 @@ class TrainerSettings:
             has_method = any(callable(getattr(part, method, None)) for method in methods)
             if isinstance(part, type | str | bool) or not has_method:
                 none = "" if is_count else " or None"
-                raise ConfigError(
-                    f"{name}={part!r:.80}: give {accepted} or the name of a plugin{none}"
-                )
+                raise ConfigError(f"{name}={part!r:.80}: give {accepted} or a plugin's name{none}")
 
     def _check_policies(self) -> None:
         """Raise `ConfigError` for settings that contradict the algorithm's steps or policies."""

@@ -14,6 +14,7 @@ import asyncio
 import encodings.idna  # noqa: F401 - else a thread imports it: see _sql/queries.py
 import io
 import logging
+import math
 import os
 import random
 import sys
@@ -63,6 +64,8 @@ They are few, because a mistyped address should fail within seconds.
 """
 _WARN_FROM_S: Final = 5.0
 """Minimum pause before a retry, in seconds, from which a warning is logged."""
+_WARN_INTERVAL_S: Final = 60.0
+"""Minimum seconds between two such warnings."""
 MAX_BATCHED_BYTES: Final = 2**14
 """Maximum bytes of the arguments of an operation in a batch.
 
@@ -121,7 +124,7 @@ class ServerConnection:
         self._batcher = RequestBatcher(self._send_batch)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._has_warned = False
+        self._warned_at = -math.inf
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_log_exception)
         self._thread = threading.Thread(
@@ -257,15 +260,16 @@ class ServerConnection:
                 is_last = number >= len(backoff_s) and (not name or waited_s + pause > limit_s)
                 if is_last or waited_s > limit_s:
                     raise
-                if pause >= _WARN_FROM_S and not self._has_warned:
-                    self._has_warned = True  # once for all operations
+                now = clock.monotonic()
+                if pause >= _WARN_FROM_S and now - self._warned_at >= _WARN_INTERVAL_S:
+                    # once for all operations: on a full disk, reads succeed between failed writes
+                    self._warned_at = now
                     log.warning("retrying for up to %g s: %s", limit_s, error)
                 # jitter, because all clients of a server that restarts would retry at once
                 paused_s += pause
                 number += 1
                 await _sleep(pause * random.uniform(0.75, 1.25))
             else:
-                self._has_warned = False
                 return body
 
     @property
