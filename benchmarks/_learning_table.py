@@ -54,7 +54,7 @@ def kinds(result: Mapping[str, Any]) -> str:
 
 
 def _runs(result: Mapping[str, Any]) -> list[Run]:
-    return [each for name, each in result["figures"].items() if ", seed " in name]
+    return [each for each in result["figures"].values() if "points" in each]
 
 
 def _lines(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

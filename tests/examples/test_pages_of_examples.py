@@ -34,6 +34,7 @@ MEASURED = {
     "quest": ("quest", 1),
     "textworld": ("textworld", 1),
     "charts": ("charts", 1),
+    "terminal": ("terminal", 1),
 }
 """Name → page of docs/evidence, and which of its tables of seeds."""
 OF_README = ("sql", "math", "rag", "rag-crewai")
