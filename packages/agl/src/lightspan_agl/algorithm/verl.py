@@ -73,7 +73,7 @@ class Plan:
 
         The rest of an epoch that is smaller than a batch does not count.
         """
-        steps = tasks // self.algorithm["tasks_per_step"] * self.epochs
+        steps: int = tasks // self.algorithm["tasks_per_step"] * self.epochs
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def sinks(self) -> list[str | MetricSink]:
