@@ -107,7 +107,12 @@ async def run_once(
     async with open_store("memory:") as store:
         resources_id = await store.put_resources({ROUTING: routing} if gateway else {})
         rollout = Rollout(
-            rollout_id="r1", task=task, task_id="t", mode=mode, resources_id=resources_id
+            rollout_id="r1",
+            task=task,
+            task_id="t",
+            group_id="g1",
+            mode=mode,
+            resources_id=resources_id,
         )
         await store.enqueue([rollout])
         [claim] = await store.claim("me", 1, 30)
@@ -289,6 +294,7 @@ async def test_the_agent_gets_task_resources_and_rollout() -> None:
     assert (type(agent).__name__, agent.factor, task) == ("Remembers", 2.0, {"n": 3})
     assert (rollout.rollout_id, rollout.mode, rollout.input) == ("r1", "train", {"n": 3})
     assert rollout.attempt.attempt_id == attempt.attempt_id
+    assert rollout.metadata == {"group_id": "g1", "step": 0, "data_id": "g1", "is_train": True}
     llm = resources["main_llm"]
     assert llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id) == f"{NEVER}/v1"
     assert llm.get_base_url() == llm.endpoint == f"{NEVER}/v1"
@@ -302,6 +308,7 @@ async def test_the_agent_gets_task_resources_and_rollout() -> None:
 async def test_validation_has_its_own_mode_and_temperature() -> None:
     await run_once(arrived(Remembers()), {"n": 1}, mode=Mode.VAL)
     assert SEEN[0][3].mode == "val"
+    assert SEEN[0][3].metadata["is_train"] is False
     assert SEEN[0][2]["main_llm"].sampling_parameters == {"temperature": 0.25}
 
 

@@ -146,8 +146,9 @@ def test_a_wrong_agent_match_is_known_before_the_evaluation_is_paid_for(
 
 
 def test_functions_train_too(agents: Any, tiny: Path, tmp_path: Path) -> None:
-    trainer = agl.Trainer(algorithm=agl.VERL(config(tiny, tmp_path / "run")), n_runners=4)
-    result = trainer.fit(agents.spell, questions(2))
+    length = {"total_epochs": 1, "total_training_steps": 9}
+    algorithm = agl.VERL(config(tiny, tmp_path / "run", **length))
+    result = agl.Trainer(algorithm=algorithm, n_runners=4).fit(agents.spell, questions(3))
     [line] = RunFolder(result.folder).metrics()
     assert line["calls/trained"] == line["calls"] == line["rollouts"] == 8
 

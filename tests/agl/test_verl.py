@@ -92,7 +92,8 @@ def test_the_tutorials_configuration() -> None:
         "optimizer": Optimizer(learning_rate=1e-6, betas=(0.9, 0.999), weight_decay=0.01),
         "seed": 0,
     }
-    assert plan.trainer == {"epochs": 2, "validate_every": 32, "checkpoint_every": NEVER}
+    assert plan.trainer == {"validate_every": 32, "checkpoint_every": NEVER}
+    assert (plan.epochs, plan.max_steps) == (2, None)
     assert plan.sampling == {"train": {"temperature": 1.0}, "val": {"temperature": 0.0}}
     assert (plan.project, plan.experiment) == ("AgentLightning", "spider")
     assert plan.resume is False
@@ -161,11 +162,11 @@ def test_keys_become_arguments_of_the_trainer() -> None:
         )
     )
     assert plan.trainer == {
-        "steps": 7,
         "checkpoint_every": 2,
         "folder": "runs/x",
         "device": "cpu",
     }
+    assert (plan.epochs, plan.max_steps) == (2, 7)
     assert plan.resume is True
     again = changed(trainer__default_local_dir="runs/x", trainer__resume_mode="disable")
     assert make_plan(again).resume is False
@@ -180,8 +181,26 @@ def test_unset_keys_have_verls_default() -> None:
     algorithm = plan.algorithm
     assert (algorithm["tasks_per_step"], algorithm["minibatches"]) == (1024, 4)
     assert (algorithm["max_tokens"], algorithm["max_length"]) == (512, 1024)
-    assert plan.trainer == {"epochs": 30, "checkpoint_every": NEVER}
+    assert plan.trainer == {"checkpoint_every": NEVER}
+    assert (plan.epochs, plan.max_steps) == (30, None)
     assert plan.report() == ""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "epochs", "limit", "steps"),
+    [
+        (7, 3, None, 3),  # the last 3 tasks of each epoch make no step
+        (8, 3, None, 6),
+        (10, 1, 6, 2),  # ends with the epoch
+        (10, 3, 5, 5),
+    ],
+)
+def test_a_training_has_as_many_steps_as_with_verl(
+    tasks: int, epochs: int, limit: int | None, steps: int
+) -> None:
+    length = {"trainer__total_epochs": epochs, "trainer__total_training_steps": limit}
+    plan = make_plan(changed(data__train_batch_size=4, **length))
+    assert plan.steps(tasks) == steps
 
 
 # --- keys without effect --------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -76,6 +77,34 @@ def test_a_function_gets_what_it_takes() -> None:
         "val": ["d"],
         "own": {"p": prompt},
     }
+
+
+def test_an_agent_that_blocks_the_others_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings() -> list[str]:
+        records = [r for r in caplog.records if r.name == "lightspan_agl._local"]
+        return [record.getMessage() for record in records]
+
+    @agl.rollout
+    async def sleeper(task: Any) -> float:
+        for _ in range(3000):
+            if warnings():
+                break
+            time.sleep(0.01)
+        return 1.0
+
+    @agl.algo
+    async def queues(*, store: agl.LightningStore, train_dataset: Any) -> None:
+        queued = [await store.enqueue_rollout(task, mode="train") for task in train_dataset]
+        await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in queued])
+
+    agl.Trainer(algorithm=queues, n_runners=3).fit(sleeper, [1, 2, 3, 4])
+    [line] = warnings()
+    name = "test_an_agent_that_blocks_the_others_is_named_once.<locals>.sleeper"
+    assert line.startswith(f"the agent {name} has blocked the event loop for 1 s: ")
+    assert line.endswith(
+        ". Its rollouts run one at a time, not 3: await there, as with openai.AsyncOpenAI or "
+        "asyncio.sleep, or make the agent synchronous (`def`), which gets a thread for each rollout"
+    )
 
 
 def test_rollouts_are_waited_for_in_the_order_of_their_ids() -> None:

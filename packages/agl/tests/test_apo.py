@@ -165,6 +165,29 @@ class Scores(agl.LitAgent[Any]):
         return len(text) / 100
 
 
+def test_a_candidate_has_braces_that_python_can_fill() -> None:
+    def answer(request: Request) -> str:
+        if "<prompt>" not in request.last_text:
+            return "criticism"
+        return '<prompt>Say {q} as {"answer": 1}</prompt>'
+
+    Scores.asked.clear()
+    with ScriptedServer(answer) as server:
+        algorithm = learn(server, Scores())
+    assert algorithm.get_best_prompt().template == 'Say {q} as {{"answer": 1}}'
+    assert ("val", "q2", 'Say q2 as {"answer": 1}') in Scores.asked
+
+
+def test_a_placeholder_that_the_search_would_lose_is_refused(server: ScriptedServer) -> None:
+    message = (
+        r"^APO cannot keep the placeholder \{user-question\} of 'style': a name has letters, "
+        r"digits and _ only; write \{user_question\}$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        learn(server, Scores(), "At most {limit:.2f}: {user-question}")
+    assert server.requests == []
+
+
 def test_validation_tasks_choose_and_training_tasks_are_shown(server: ScriptedServer) -> None:
     Scores.asked.clear()
     algorithm = learn(server, Scores())
@@ -361,7 +384,9 @@ def test_the_first_of_several_templates_is_learned_with_a_warning(
 
 
 def test_a_task_that_is_not_json_is_named(server: ScriptedServer) -> None:
-    with pytest.raises(DataError, match=r"^train_dataset\[1\] has the key 1; keys of tasks are"):
+    with pytest.raises(
+        DataError, match=r"^train_dataset\[1\] has the key 1; keys are text: write '1'$"
+    ):
         learn(server, Scores(), train=[{"q": "a"}, {1: "a"}])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,27 @@ def test_a_proxy_llm_of_the_users_own_takes_any_ids() -> None:
         of_attempt.get_base_url("r", "b")
 
 
+def test_a_proxy_llm_becomes_the_llm_of_an_attempt() -> None:
+    proxy = agl.ProxyLLM(
+        endpoint="http://host/v1",
+        model="m",
+        api_key="k",
+        sampling_parameters={"temperature": 1},
+        rollout_id="r",
+        attempt_id="a",
+    )
+    attempt = agl.Attempt(rollout_id="r", attempt_id="a", start_time=0.0)
+    rollout = agl.AttemptedRollout(rollout_id="r", input=1, start_time=0.0, attempt=attempt)
+    llm = proxy.with_attempted_rollout(rollout)
+    assert type(llm) is agl.LLM
+    assert llm == agl.LLM(
+        endpoint="http://host/v1", model="m", api_key="k", sampling_parameters={"temperature": 1}
+    )
+    attempt.attempt_id = "b"
+    with pytest.raises(ConfigError, match=r"\('r', 'b'\): this attempt is \('r', 'a'\)"):
+        proxy.with_attempted_rollout(rollout)
+
+
 def test_resources_and_rollouts_have_methods_of_pydantic() -> None:
     llm = agl.LLM(endpoint="http://h/v1", model="m", sampling_parameters={"temperature": 1})
     other = llm.model_copy(update={"model": "n"}, deep=True)
@@ -138,6 +160,52 @@ def test_resources_and_rollouts_have_methods_of_pydantic() -> None:
     prompt = agl.PromptTemplate(template="a", engine="f-string")
     assert prompt.model_copy(update={"template": "b"}).template == "b"
     assert json.loads(prompt.model_dump_json())["template"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("template", "values", "text"),
+    [
+        (
+            "At most {limit:.2f}. Question: {user-question}",
+            {"user-question": "why?", "limit": 3.14159},
+            "At most 3.14. Question: why?",
+        ),
+        ("{a b}, {q?}, {1a}", {"a b": 1, "q?": 2, "1a": 3}, "1, 2, 3"),
+        ('{{"answer": {n}}}', {"n": 1, "unused": 2}, '{"answer": 1}'),
+    ],
+)
+def test_templates_are_filled_as_by_python(
+    template: str, values: dict[str, Any], text: str
+) -> None:
+    assert agl.PromptTemplate(template=template).format(**values) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{q} {user-question}",
+            "the prompt template needs a value for 'user-question': give it to format(), or write "
+            "{{ and }} for braces that are text",
+        ),
+        (
+            '{"answer": 1} {q}',
+            "the prompt template needs a value for '\"answer\"': give it to format(), or write "
+            "{{ and }} for braces that are text",
+        ),
+    ],
+)
+def test_a_placeholder_without_a_value_is_an_error(template: str, message: str) -> None:
+    with pytest.raises(KeyError) as caught:
+        agl.PromptTemplate(template=template).format(q=1)
+    assert isinstance(caught.value, ConfigError)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("template", ["{q} {", "{q} {}", "{q:.2f}", "{q.x}"])
+def test_what_python_cannot_fill_is_an_error(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be filled: .*; name every placeholder, and"):
+        agl.PromptTemplate(template=template).format(q="a")
 
 
 async def test_resources_of_a_wrong_type_are_named() -> None:

@@ -74,6 +74,28 @@ async def test_a_step_leaves_messages_and_the_reward() -> None:
     assert conversation["tools"] == TOOLS
 
 
+@agl.rollout
+def chooses(task: Any, llm: agl.LLM) -> float:
+    with openai.OpenAI(base_url=llm.endpoint, api_key="key", max_retries=0) as client:
+        client.chat.completions.create(
+            model=llm.model, messages=[{"role": "user", "content": "x"}], n=2
+        )
+    return 0.5
+
+
+async def test_each_choice_of_a_call_is_a_message() -> None:
+    runner, store = agl.LitAgentRunner[Any](), agl.InMemoryLightningStore()
+    with (
+        ScriptedServer(lambda request: ["a", "b"]) as server,
+        runner.run_context(agent=chooses, store=store),
+    ):
+        llm = agl.LLM(endpoint=server.url, model="gpt")
+        rollout = await runner.step({}, resources={"main_llm": llm})
+    [conversation] = agl.TraceToMessages().adapt(await store.query_spans(rollout.rollout_id))
+    roles = [(m["role"], m["content"]) for m in conversation["messages"]]
+    assert roles == [("user", "x"), ("assistant", "a"), ("assistant", "b")]
+
+
 class VLLM(BaseHTTPRequestHandler):
     """A server that answers as vLLM does with `return_token_ids`."""
 

@@ -23,7 +23,7 @@ from lightspan.errors import AppError
 from lightspan.progress import print_line
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate, filled_as
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
 from lightspan_agl._hooks import HookCalls
@@ -248,7 +248,9 @@ class AgentApp(App):
             attempt_id="" if current is None else current.scope.attempt_id,
             start_time=now,
         )
-        resources_id, metadata = None, {}
+        resources_id, metadata = None, dict[str, Any]()
+        if isinstance(self._resources, MainLLM):  # names of Agent Lightning's VERL
+            metadata = {"data_id": rollout.group_id, "is_train": rollout.mode is Mode.TRAIN}
         if rollout.rollout_id in self.own:
             own, _, note = self.own[rollout.rollout_id]
             mode, resources_id, metadata = own.mode, own.resources_id, own.metadata
@@ -269,7 +271,7 @@ class AgentApp(App):
         own = self.own[view.rollout_id][1] if view.rollout_id in self.own else self._resources
         if not isinstance(own, MainLLM):
             prompts = {
-                name: PromptTemplate(value.template)
+                name: PromptTemplate(_fillable(own.get(name), value.template))
                 for name, value in resources.items()
                 if isinstance(value, CorePromptTemplate)
             }
@@ -284,6 +286,12 @@ class AgentApp(App):
             attempt_id=view.attempt.attempt_id,
         )
         return {MAIN_LLM: main}
+
+
+def _fillable(original: Any, learned: str) -> str:
+    """Return a learned template, which `str.format` can fill if it can fill `original`."""
+    is_prompt = isinstance(original, CorePromptTemplate)
+    return filled_as(original.template, learned) if is_prompt else learned
 
 
 class _Agents:

@@ -6,25 +6,29 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Final
 
 from lightspan.errors import RewardError
 from lightspan.lightning.episode import Episode
 from lightspan.progress import print_line
+from lightspan.runners.attempt import AttemptRun
+from lightspan.runners.loop_watchdog import LoopWatchdog
 from lightspan.runners.protocol import RunnerConfig
 from lightspan.runners.runner import PLACEHOLDER_KEY, Runner
+from lightspan.runners.timings import RunnerTimings
 from lightspan.schema.records import Json, Mode, Outcome, Rollout, new_id, task_id
 from lightspan.schema.resources import Resources
 from lightspan.schema.reward import LARGEST
 from lightspan.schema.semconv import REWARD_VALUE
 from lightspan.schema.spans import Span, SpanKind, new_span_id
 from lightspan.stores import open_store
+from lightspan.stores.aio import wait_for_event
 from lightspan.stores.protocol import Store
 from lightspan.training.collector import read_episodes
 from lightspan_agl._agent_transport import AgentApp, AgentPool, factory_of
 from lightspan_agl._hooks import HookCalls
-from lightspan_agl.litagent import LitAgent, accept_changes
+from lightspan_agl.litagent import FunctionalLitAgent, LitAgent, accept_changes
 from lightspan_agl.store import LightningStore
 from lightspan_agl.types import NamedResources, Rollout as AglRollout
 
@@ -34,9 +38,43 @@ TIMEOUT_S: Final = 600.0
 """Seconds per rollout if `LocalRuns` has no `timeout_s`."""
 _POLL_TIMEOUT_S: Final = 0.5
 _QUEUE_INTERVAL_S: Final = 0.05
+_TIMINGS: Final = RunnerTimings(blocked_warning_s=1.0)
 _KEY: Final = "OPENAI_API_KEY"
 _OF_THE_AGENT: Final = ("returned", "emitted")
 """Values of `Episode.reward_source` for rewards that the agent gave."""
+
+
+class BlockWarning(LoopWatchdog):
+    """Warn once if an asynchronous agent blocks the event loop, on which other rollouts wait.
+
+    Unlike its base, it opens no store, leaves the leases to the runner and does not end the
+    process.
+
+    Args:
+        runner: the runner.
+        agent: name of the agent.
+    """
+
+    def __init__(self, runner: Runner, agent: str) -> None:
+        super().__init__(runner, "memory:", lambda: None, lambda reason: None)
+        self._agent = agent
+
+    async def _watch(self) -> None:
+        while not await wait_for_event(self._timings.watchdog_interval_s, self._stopping):
+            await self._check_loop(None)  # type: ignore[arg-type]  # used only if overdue
+
+    def _is_overdue(self, blocking: AttemptRun | None) -> bool:
+        return False
+
+    def _warn(self, name: str, where: str) -> None:
+        if not self._warned and len(self._runner.attempts) > 1:  # else none waits
+            self._warned.add(name)
+            log.warning(
+                "the agent %s has blocked the event loop for %g s: %s. Its rollouts run one at a "
+                "time, not %d: await there, as with openai.AsyncOpenAI or asyncio.sleep, or make "
+                "the agent synchronous (`def`), which gets a thread for each rollout",
+                *(self._agent, self._timings.blocked_warning_s, where, self._runner.config.slots),
+            )
 
 
 class Runners:
@@ -47,17 +85,21 @@ class Runners:
 
     Args:
         make: creates a runner.
+        agent: name of the agent if it can block the other rollouts; else None.
     """
 
-    def __init__(self, make: Callable[[], Runner]) -> None:
+    def __init__(self, make: Callable[[], Runner], agent: str | None = None) -> None:
         self._make = make
+        self._agent = agent
         self._runner = make()
         self._is_stopping = False
 
     async def run(self) -> None:
         """Run attempts until `stop` is called."""
         while True:
-            await self._runner.run()
+            agent = self._agent
+            async with nullcontext() if agent is None else BlockWarning(self._runner, agent):
+                await self._runner.run()
             if self._is_stopping:
                 return
             self._runner = self._make()
@@ -289,8 +331,10 @@ async def local_runs(
     app = AgentApp(AgentPool(factory or (lambda: agent), agent), resources, hooks=hooks)
     async with open_store("memory:") as store:
         with _same_environment():
-            config = RunnerConfig(slots=slots if factory else 1)
-            runners = Runners(lambda: Runner(store, app, config))
+            config = RunnerConfig(slots=slots if factory else 1, timings=_TIMINGS)
+            is_shared = agent.is_async() and config.slots > 1
+            name = _name_of(agent) if is_shared else None
+            runners = Runners(lambda: Runner(store, app, config), name)
             work = asyncio.create_task(runners.run())
             try:
                 yield LocalRuns(store, app, runners, work, timeout_s)
@@ -299,6 +343,11 @@ async def local_runs(
                 await work
                 if factory:
                     accept_changes(agent)
+
+
+def _name_of(agent: LitAgent[Any]) -> str:
+    named = agent.function if isinstance(agent, FunctionalLitAgent) else type(agent)
+    return named.__qualname__
 
 
 @contextmanager

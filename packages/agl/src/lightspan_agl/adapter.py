@@ -79,7 +79,10 @@ class TraceToMessages:
     """Convert spans of model calls into chat messages."""
 
     def adapt(self, source: Sequence[Span], /) -> list[Conversation]:
-        """Return the conversation of each model call, in the order of the spans."""
+        """Return the conversation of each model call, in the order of the spans.
+
+        The answers of a call with several choices follow one another, as in Agent Lightning.
+        """
         return [_conversation(span) for span in source if span.kind is SpanKind.LLM]
 
     __call__ = adapt
@@ -90,7 +93,7 @@ def _conversation(span: Span) -> Conversation:
     return {
         "messages": [
             *genai_messages.input_messages_of(span.attributes),
-            *genai_messages.output_messages_of(span.attributes)[:1],
+            *genai_messages.output_messages_of(span.attributes),
         ],
         "tools": tools or None,
     }

@@ -178,7 +178,7 @@ class Trainer(RefusesNames):
                 "train_dataset"
             )
         with verl_words():
-            trainer = self._core(self.algorithm)
+            trainer = self._core(self.algorithm, steps=plan.steps(len(train)))
         for line in filter(None, [plan.report(), *self._notes()]):
             trainer.reporter.line(line)
         held_out = None
@@ -309,12 +309,12 @@ class Trainer(RefusesNames):
             trainer = self._core(self.algorithm)
             return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
-    def _core(self, verl: VERL) -> CoreTrainer:
+    def _core(self, verl: VERL, **more: Any) -> CoreTrainer:
         """Create the `lightspan.Trainer` that runs the configuration of `verl`."""
         from lightspan.trainer import Trainer as CoreTrainer
 
         plan = verl.plan
-        options = {"device": _device(), **plan.trainer, "sinks": plan.sinks()}
+        options = {"device": _device(), **plan.trainer, "sinks": plan.sinks(), **more}
         return CoreTrainer(
             make_algorithm(plan, self._agent_match),
             runners=self.n_runners,

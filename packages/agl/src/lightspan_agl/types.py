@@ -107,11 +107,51 @@ class ProxyLLM(LLM):
             )
         return self.endpoint
 
+    def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
+        """Return an `LLM` with the endpoint for a rollout's attempt.
+
+        Raises:
+            ConfigError: the attempt is not the one of this endpoint.
+        """
+        return LLM(
+            endpoint=self.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            model=self.model,
+            api_key=self.api_key,
+            sampling_parameters=dict(self.sampling_parameters),
+        )
+
+
+class _MissingValueError(ConfigError, KeyError):
+    """A placeholder of a prompt template has no value."""
+
+    def __str__(self) -> str:  # `KeyError` shows its message in quotes, with escapes
+        return str(self.args[0])
+
 
 class PromptTemplate(CorePromptTemplate, frozen=True, omit_defaults=True, tag="prompt"):
     """A prompt with `{named}` placeholders."""
 
     resource_type: str = "prompt_template"
+
+    def format(self, **values: Any) -> str:
+        """Return what `str.format` returns for the template and `values`.
+
+        Raises:
+            ConfigError: `str.format` fails; the error is also a `KeyError` if a placeholder has no
+                value.
+        """
+        braces = "write {{ and }} for braces that are text"
+        try:
+            return self.template.format(**values)
+        except KeyError as error:
+            raise _MissingValueError(
+                f"the prompt template needs a value for {error}: give it to format(), or {braces}"
+            ) from error
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the prompt template {self.template!r:.200} cannot be filled: {error}; name every "
+                f"placeholder, and {braces}"
+            ) from error
 
     def model_dump(self) -> dict[str, Any]:
         """Return the fields as a dictionary."""

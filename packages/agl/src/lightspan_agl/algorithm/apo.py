@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
+from string import Formatter
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from lightspan.errors import ConfigError
@@ -38,6 +40,10 @@ FAILURE_REWARD: Final = 0.0
 _SIZES: Final = (
     *("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds"),
 )
+
+
+_NAME_WITH_SIGNS: Final = re.compile(r"[^\W\d]\w*([ ?-]+\w*)+")
+"""A name that only `str.format` accepts, such as `user-question`."""
 
 
 class APO(Generic[T]):
@@ -195,15 +201,31 @@ def first_prompt(resources: NamedResources) -> tuple[str, PromptTemplate]:
     """Return the name and value of the first prompt template in the resources.
 
     Raises:
-        ConfigError: no resource is a prompt template.
+        ConfigError: no resource is a prompt template, or it has a placeholder such as
+            `{user-question}`, which `str.format` fills and the search would not keep.
     """
     for name, resource in resources.items():
         if isinstance(resource, PromptTemplate):
+            for field in _fields(resource.template):
+                if _NAME_WITH_SIGNS.fullmatch(field):
+                    own = re.sub(r"\W", "_", field)
+                    raise ConfigError(
+                        f"APO cannot keep the placeholder {{{field}}} of {name!r}: a name has "
+                        f"letters, digits and _ only; write {{{own}}}"
+                    )
             return name, resource
     raise ConfigError(
         "APO needs an initial prompt: Trainer(initial_resources={'prompt_template': "
         "agl.PromptTemplate(template=…, engine='f-string')})"
     )
+
+
+def _fields(template: str) -> list[str]:
+    """Return the names of the placeholders that `str.format` finds; empty if it finds an error."""
+    try:
+        return [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+    except ValueError:
+        return []
 
 
 def _with_own_connections(client: AsyncOpenAI) -> AsyncOpenAI:

@@ -56,7 +56,9 @@ class Plan:
     algorithm: Mapping[str, Any]
     """Arguments of `LightningRL`, without the model and the agents."""
     trainer: Mapping[str, Any]
-    """Arguments of `lightspan.Trainer`."""
+    """Arguments of `lightspan.Trainer`, without the number of steps."""
+    epochs: int
+    max_steps: int | None
     loggers: Sequence[str]
     project: str
     experiment: str | None
@@ -65,6 +67,14 @@ class Plan:
     """Mode → the sampling parameters of `main_llm`."""
     no_effect: Mapping[str, Sequence[str]]
     """Reason → the settings that have no effect for this reason, as `key=value`."""
+
+    def steps(self, tasks: int) -> int:
+        """Return the number of steps for a number of tasks, which verl computes in the same way.
+
+        The rest of an epoch that is smaller than a batch does not count.
+        """
+        steps: int = tasks // self.algorithm["tasks_per_step"] * self.epochs
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def sinks(self) -> list[str | MetricSink]:
         """Return the metric sinks, such as MLflow, for the names in `loggers`.
@@ -154,6 +164,8 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
             model=str(values[f"{MODEL}.path"]),
             algorithm=_algorithm(values),
             trainer=_trainer(values),
+            epochs=values["trainer.total_epochs"],
+            max_steps=values["trainer.total_training_steps"],
             loggers=[loggers] if isinstance(loggers, str) else list(loggers),
             project=str(values["trainer.project_name"]),
             experiment=values["trainer.experiment_name"],
@@ -275,10 +287,7 @@ def _loss(values: Mapping[str, Any]) -> PolicyLoss:
 
 def _trainer(values: Mapping[str, Any]) -> dict[str, Any]:
     test, save = values["trainer.test_freq"], values["trainer.save_freq"]
-    steps = values["trainer.total_training_steps"]
     options = {
-        "steps": steps,
-        "epochs": values["trainer.total_epochs"] if steps is None else None,
         "validate_every": test if test > 0 else None,
         "checkpoint_every": save if save > 0 else NEVER,
         "folder": values["trainer.default_local_dir"],
