@@ -343,7 +343,7 @@ def test_an_id_that_nobody_has(url: str, wrong: str) -> None:
 @pytest.mark.parametrize("short", ["", "at-1", at(1)[-5:]])
 def test_an_id_of_few_characters(url: str, short: str) -> None:
     write(url, attempt(1, call(1)))
-    message = f"^{short!r} is too short: give 6 characters of an attempt's id$"
+    message = f"^{short!r} is too short: give 6 characters of the id$"
     with pytest.raises(NotFoundError, match=message):
         lightspan.feedback(short, 0.5, store=url)
 

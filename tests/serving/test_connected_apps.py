@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 import lightspan
 from lightspan.capture import context, sdk_instrumentation
+from lightspan.capture._globals import state
 from lightspan.capture.context import AttemptContext
 from lightspan.capture.emit import agent, emit_reward
 from lightspan.capture.entry import open_scope
@@ -124,6 +127,43 @@ def test_one_line_sends_each_agent_to_its_policy(
     assert {request.headers["authorization"] for request in elsewhere.requests} == {
         "Bearer app-key"
     }
+
+
+def test_work_in_a_pool_goes_to_the_policy_of_its_agent(
+    served: ServingGateway, elsewhere: ScriptedServer
+) -> None:
+    """Check pools that are made before `connect`, also in a node of LangGraph, which its adapter
+    finds by a resolver.
+    """
+    pytest.importorskip("langchain_openai")
+    import lightspan_langgraph
+    from packages.langgraph.tests.langgraph_apps import USER, chat, graph_of
+
+    with ThreadPoolExecutor(1) as pool, app_client(elsewhere) as client:
+        pool.submit(int).result()  # the thread is older than the connection
+
+        async def in_executor(work: Callable[[], str]) -> str:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+        work = partial(say, client, None)
+        with lightspan.connect(served.url):
+            with agent("writer"):
+                assert pool.submit(work).result() == "I am sql"
+                assert asyncio.run(in_executor(work)) == "I am sql"
+            assert pool.submit(work).result() == "from elsewhere"
+            model = chat(elsewhere)
+
+            def writer(state: Any) -> dict[str, Any]:
+                return {"messages": [pool.submit(model.invoke, "go").result()]}
+
+            lightspan_langgraph.instrument()
+            try:
+                done = graph_of(("writer", writer)).invoke(USER)
+            finally:
+                lightspan_langgraph.uninstrument()
+            assert done["messages"][-1].text == "I am sql"
+        assert pool.submit(work).result() == "from elsewhere"
+    assert state.thread_patches == []
 
 
 def test_nothing_of_the_apps_client_travels(

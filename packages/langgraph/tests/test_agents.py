@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -116,6 +117,17 @@ def test_an_agent_as_a_tool(server: ScriptedServer, inner_name: str | None) -> N
         "  chat m @outer",
     ]
     assert set(agents(outer).paths) == {"outer", path}
+
+
+def test_a_cached_function_may_make_agents(server: ScriptedServer) -> None:
+    @functools.lru_cache
+    def scout() -> Any:
+        return create_agent(chat(server), [], name="scout")
+
+    def work(state: Any) -> Any:
+        return scout().invoke(state)
+
+    assert agents(graph_of(("work", work))) == (("work",), False)
 
 
 # --- names given by hand --------------------------------------------------------------------

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 pytest.importorskip("langchain_openai")
@@ -18,8 +22,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
 
 import lightspan
+from lightspan import PromptTemplate
 from lightspan.production import record
 from lightspan.schema import semconv as c
+from lightspan.schema.prompts import LearnedPrompt, PromptPlace
 from lightspan_testing.attempts import Recorded, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import USER, chat, graph_of
@@ -79,6 +85,107 @@ def test_threads_do_not_mix(server: ScriptedServer, store: str) -> None:
     for one in found:
         assert one.tree() == TREE.strip()
         assert [["user", call.asked] for call in one.answered] == one.rollout.task["messages"]
+
+
+async def in_executor(work: Callable[[], Any]) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def in_pool(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+IN_OPERATION = """
+invoke_workflow job
+  job
+    invoke_agent writer
+      chat m @writer
+"""
+
+WAYS: dict[str, Callable[[Callable[[], Any]], Any]] = {
+    "directly": lambda work: work(),
+    "ThreadPoolExecutor": in_pool,
+    "run_in_executor": lambda work: asyncio.run(in_executor(work)),
+    "to_thread": lambda work: asyncio.run(asyncio.to_thread(work)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("is_operation", [False, True])
+def test_work_in_a_pool_belongs_to_the_node(
+    server: ScriptedServer, store: str, way: str, is_operation: bool
+) -> None:
+    model = chat(server)
+
+    def writer(state: Any) -> dict[str, Any]:
+        return {"messages": [WAYS[way](partial(model.invoke, "go"))]}
+
+    with lightspan.operation("job") if is_operation else nullcontext():
+        graph_of(("writer", writer)).invoke(USER)
+    [found] = read(store)
+    assert found.tree() == (IN_OPERATION if is_operation else TREE).strip()
+
+
+@pytest.mark.parametrize("way", ["task", "pool", "thread"])
+def test_work_that_a_node_leaves_belongs_to_it(
+    server: ScriptedServer, store: str, way: str
+) -> None:
+    """Check work that calls the model after its node has ended, while the graph runs on."""
+    model, ended = chat(server), threading.Event()
+    left: list[asyncio.Future[Any]] = []
+
+    def work() -> None:
+        assert ended.wait(20)
+        model.invoke("go")
+
+    async def task() -> None:
+        await asyncio.to_thread(ended.wait, 20)
+        await model.ainvoke("go")
+
+    async def writer(state: Any) -> dict[str, Any]:
+        if way == "task":
+            left.append(asyncio.create_task(task()))
+        elif way == "pool":
+            left.append(asyncio.get_running_loop().run_in_executor(None, work))
+        else:
+            thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
+            thread.start()
+            left.append(asyncio.ensure_future(asyncio.to_thread(thread.join)))
+        return {}
+
+    async def end(state: Any) -> dict[str, Any]:
+        ended.set()
+        await asyncio.gather(*left)
+        return {}
+
+    asyncio.run(graph_of(("writer", writer), ("end", end)).ainvoke(USER))
+    [found] = read(store)
+    assert [call.attributes[c.AGENT_PATH] for call in found.calls] == ["writer"]
+    assert (found.attempt.status, found.attempt.capture_errors) == ("succeeded", [])
+
+
+def test_work_in_a_pool_of_a_node_gets_the_learned_text(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    learned = LearnedPrompt(
+        before=PromptTemplate("Be dull."),
+        after=PromptTemplate("Be brief."),
+        place=PromptPlace.AGENT,
+        agent="writer",
+    )
+    file = tmp_path / "prompts.json"
+    file.write_bytes(msgspec.json.encode({"writer": learned}))
+    model = chat(server)
+
+    def writer(state: Any) -> dict[str, Any]:
+        said = [("system", "Be dull."), ("user", "go")]
+        return {"messages": [in_pool(partial(model.invoke, said))]}
+
+    with lightspan.apply_prompts(file) as applied:
+        graph_of(("writer", writer)).invoke(USER)
+    assert (applied.sent, applied.not_sent) == ({"writer": 1}, {"writer": {}})
+    assert server.requests[-1].body["messages"][0]["content"] == "Be brief."
 
 
 def test_a_model_alone_is_an_attempt(server: ScriptedServer, store: str) -> None:

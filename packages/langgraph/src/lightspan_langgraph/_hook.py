@@ -85,6 +85,10 @@ class _State:
     A context variable cannot replace this table: a run may end in a different context from the one
     in which it began.
     """
+    ended: weakref.WeakValueDictionary[UUID, _AttemptRuns] = field(
+        default_factory=weakref.WeakValueDictionary
+    )
+    """Id of an ended run → runs of its attempt, to which the run's background work belongs."""
     handles: dict[UUID, AttemptHandle] = field(default_factory=dict)
     """Id of an open run → handle of the production attempt that began with the run."""
     patches: list[Patch] = field(default_factory=list)
@@ -199,8 +203,11 @@ def _handle_of(run_id: UUID | None) -> AttemptHandle | None:
 
     The result is None if the run belongs to a rollout, or if the attempt has ended.
     """
-    attempt = None if run_id is None else _state.owners.get(run_id)
-    return None if attempt is None else attempt.handle()
+    if run_id is None:
+        return None
+    attempt = _state.owners.get(run_id) or _state.ended.get(run_id)
+    handle = None if attempt is None else attempt.handle()
+    return None if handle is None or handle.context.scope.is_over else handle
 
 
 def _record_start(
@@ -235,6 +242,7 @@ def _end(run_id: UUID, describe: Callable[[UUID, Any], End], result: Any) -> Non
     handle, attempt = _state.handles.pop(run_id, None), _state.owners.pop(run_id, None)
     recorder = attempt.recorder() if attempt is not None else None
     if attempt is not None and recorder is not None:
+        _state.ended[run_id] = attempt
         _record_end(attempt, recorder, run_id, describe, result)
     if handle is not None:
         is_error = isinstance(result, BaseException) and not isinstance(result, _NO_ERRORS)

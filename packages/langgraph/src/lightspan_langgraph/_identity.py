@@ -64,7 +64,7 @@ ERROR_HANDLERS: Final = ("__error_handler__", "__default_error_handler__")
 user's."""
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
-MAX_CLOSED: Final = 256
+MAX_CLOSED: Final = 10_000
 """Maximum number of ended runs that are kept as parents of a node's background work."""
 
 

@@ -5,10 +5,9 @@ A runner opens an attempt around the app (`entry.open_scope`). Adapters and `lig
 frames are its path. The callbacks of some frameworks cannot push reliably. Their adapters register
 a *resolver* instead: a function that finds the acting agent whenever it is needed.
 
-`current_context` returns the frames that were pushed. `current_agent` also calls the resolvers. Two
-kinds of code use `current_context`: code that pushes or pops a frame, because it must not include
-agents that resolvers found, and code that runs in every call of a thread pool, which must not call
-resolvers. Neither function changes anything.
+`current_context` returns the frames that were pushed. `current_agent` also calls the resolvers.
+Code that pushes or pops a frame uses `current_context`, because it must not include agents that
+resolvers found. Neither function changes anything.
 
 Code that begins to record a model call calls `notify_call_start`. If the call was made inside a
 framework's model call, the framework's adapter is thereby notified, and does not record it again.

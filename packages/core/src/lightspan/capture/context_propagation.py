@@ -2,12 +2,12 @@
 
 Before Python 3.14, `threading.Thread`, `ThreadPoolExecutor` and multiprocessing's `ThreadPool`
 start work in an empty context, so a model call in a new thread would have no agent. Runners,
-recordings and `apply_prompts` call `carry`. In a runner, the work then starts in a copy of the
-current context. In production, work that is submitted to a pool gets the acting agent only: other
-context variables of the app stay as they are, and so do its threads, many of which outlive a
-request. Work that begins outside an attempt and every agent is not changed. A worker thread that
-takes work from a queue keeps the context in which it was started (`misattributed_calls`). In a
-child process of a runner nothing is recorded or redirected.
+recordings, `connect` and `apply_prompts` call `carry`. In a runner, the work then starts in a copy
+of the current context. In production, work that is submitted to a pool gets the acting agent only,
+also one that a resolver finds: other context variables of the app stay as they are, and so do its
+threads, many of which outlive a request. Work that begins outside an attempt and every agent is not
+changed. A worker thread that takes work from a queue keeps the context in which it was started
+(`misattributed_calls`). In a child process of a runner nothing is recorded or redirected.
 
 An item of a generator can be taken in a new context, which lacks the generator's agent
 (`generator_context`). So the agent is set there before a task or an event loop copies the context.
@@ -27,10 +27,9 @@ from typing import Any, Final
 
 from lightspan.capture import sdk_instrumentation
 from lightspan.capture._globals import state
-from lightspan.capture.context import current_context, lacks_agent, set_agent
+from lightspan.capture.context import current_context, lacks_agent, resolve_agent, set_agent
 from lightspan.capture.context_types import AgentContext
 from lightspan.capture.patch import Patch
-from lightspan.schema.records import Mode
 
 _POOLS: Final = ("concurrent.futures.thread", "multiprocessing.pool")
 """Modules whose threads outlive the attempt in which they were started."""
@@ -42,13 +41,14 @@ _LOOP_METHODS: Final = ("create_task", "call_soon_threadsafe")
 RUNNER: Final = "runner"
 RECORDING: Final = "recording"
 PROMPTS: Final = "prompts"
+CONNECTION: Final = "connection"
 
 
 def carry(owner: str = RUNNER) -> bool:
     """Make work that is started in an attempt belong to the attempt and its acting agent.
 
     Args:
-        owner: `RUNNER`; or `RECORDING` or `PROMPTS` for an app in production.
+        owner: `RUNNER`; or `RECORDING`, `PROMPTS` or `CONNECTION` for an app in production.
 
     Returns:
         False if `carry` was called for `owner` before.
@@ -100,10 +100,11 @@ def _copied(patch: Patch) -> Callable[..., Any] | None:
     None if no attempt is current.
     """
     current = current_context() if patch.on else None
-    if current is None or current is state.ambient:
+    if current is None:
         return None
-    if current.scope.mode is Mode.PRODUCTION:
-        return partial(_run, current)
+    if not current.scope.is_rollout:
+        acting = resolve_agent(current)
+        return None if acting.scope.is_outside and not acting.frames else partial(_run, acting)
     context = copy_context()
     # A copy, since a context cannot be entered by two threads at once.
     return lambda func, *args, **kwargs: context.copy().run(func, *args, **kwargs)
@@ -133,9 +134,11 @@ def _carried(run: Callable[..., Any] | None, func: Any) -> Any:
 
 
 def _enter_step(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    own = state  # the interpreter's end clears the modules' variables
+
     @wraps(original)
     def copying(*args: Any, **kwargs: Any) -> Any:
-        if state.steps and patch.on:
+        if own.steps and patch.on:
             current_context()  # sets the agent of a generator that runs
         return original(*args, **kwargs)
 
@@ -163,7 +166,7 @@ def _start(original: Callable[[threading.Thread], None], patch: Patch) -> Callab
         # A pool's worker outlives the attempt in which it starts, so it must not inherit.
         if current is not None and getattr(target, "__module__", "") not in _POOLS:
             self._target = _carried(None, target)  # type: ignore[attr-defined]
-            if current.scope.mode is not Mode.PRODUCTION:
+            if current.scope.is_rollout:
                 self.run = partial(copy_context().run, self.run)  # type: ignore[method-assign]
         original(self)
 

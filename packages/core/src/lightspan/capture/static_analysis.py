@@ -63,7 +63,8 @@ def module_of(thing: Any) -> str:
     """
     if isinstance(thing, ModuleType):
         return thing.__name__
-    owner = thing if isinstance(thing, type | FunctionType) else type(thing)
+    is_cached = "__wrapped__" in getattr(thing, "__dict__", ())  # `functools.lru_cache`
+    owner = thing if is_cached or isinstance(thing, type | FunctionType) else type(thing)
     return str(getattr(owner, "__module__", "") or "")
 
 

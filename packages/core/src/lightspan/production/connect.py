@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from lightspan.capture import context, sdk_instrumentation, sdks
+from lightspan.capture import context, context_propagation, sdk_instrumentation, sdks
+from lightspan.capture._globals import state
 from lightspan.capture.context import AgentContext, AttemptContext
 from lightspan.capture.recorder import NullRecorder
 from lightspan.errors import ConfigError
@@ -43,11 +44,14 @@ class Connection(AbstractContextManager["Connection"]):
         self._ambient = ambient
         if ambient is not None:
             context.connect(ambient)
+            context_propagation.carry(context_propagation.CONNECTION)
 
     def close(self) -> None:
         """Stop redirecting model calls. Idempotent."""
         if self._ambient is not None:
             context.disconnect(self._ambient)
+            if not state.connections:
+                context_propagation.stop_carrying(context_propagation.CONNECTION)
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -146,9 +146,7 @@ async def _find(store: Store, id: str) -> tuple[Attempt, str | None]:
         return call
     size = len(id)
     if size < MIN_ID_LENGTH:
-        raise NotFoundError(
-            f"{id!r} is too short: give {MIN_ID_LENGTH} characters of an attempt's id"
-        )
+        raise NotFoundError(f"{id!r} is too short: give {MIN_ID_LENGTH} characters of the id")
     rows = (await store.summaries(newest=True)).rows
     latest = {row.attempt_id: row.rollout_id for row in rows}
     similar = [a for a, r in latest.items() if a and id in (a[:size], a[-size:], r)]

@@ -34,9 +34,7 @@ from lightspan.stores._sql.queries import named_queries, queries_of_one
 from lightspan.stores._state_machine import Progress, check_known, find_attempts
 from lightspan.stores.protocol import PEER_KEPT_S, Changes, PolicyVersion, Summaries
 
-_AFTER_RUNNING: Final = frozenset(
-    {RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST}
-)
+_AFTER_RUN: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.LOST})
 """Statuses that a rollout gets only from `running`. The column `queued` is 0 already then."""
 
 _ROLLOUT: Final = 20
@@ -325,8 +323,8 @@ class WriteTables(SQLTables):
         return {row[0]: codec.read_progress(row) for row in rows}
 
     def update_rollouts(self, rows: Sequence[Progress]) -> None:
-        reported = [row for row in rows if row.status in _AFTER_RUNNING]
-        others = [row for row in rows if row.status not in _AFTER_RUNNING]
+        reported = [row for row in rows if row.status in _AFTER_RUN]
+        others = [row for row in rows if row.status not in _AFTER_RUN]
         self._update("update_rollouts", [codec.progress_row(row) for row in reported])
         self._update("update_queue", [codec.queue_row(row) for row in others])
 
