@@ -12,7 +12,7 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain_core.tools import tool
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 
 from lightspan.capture import context, emit
 from lightspan_langgraph import agents
@@ -117,6 +117,29 @@ def test_an_agent_as_a_tool(server: ScriptedServer, inner_name: str | None) -> N
         "  chat m @outer",
     ]
     assert set(agents(outer).paths) == {"outer", path}
+
+
+def test_conditional_edges_call_models(server: ScriptedServer) -> None:
+    """Check that the agents are those of the calls, at START and after a node."""
+    model, scout = chat(server), create_agent(chat(server), [], name="scout")
+
+    def first(state: Any) -> str:
+        model.invoke("1")
+        return "work"
+
+    def second(state: Any) -> str:
+        scout.invoke(USER)
+        return END
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("work", asks(model))
+    graph.add_conditional_edges(START, first, ["work"])
+    graph.add_conditional_edges("work", second, [END])
+    app = graph.compile()
+    with captured() as run:
+        app.invoke(USER)
+    assert run.calls == ["app", "work", "work/scout"]
+    assert agents(app) == (("work", "app", "work/scout"), True)
 
 
 def test_a_cached_function_may_make_agents(server: ScriptedServer) -> None:

@@ -79,7 +79,7 @@ class _Search(AgentSearch[_Location]):
             super().visit(thing, where)
 
     def _graph(self, graph: Pregel[Any, Any, Any, Any], where: _Location) -> None:
-        inside = _in_graph(graph, where)
+        inside, places = _in_graph(graph, where), dict[str, _Location]()
         for name, node in graph.nodes.items():
             if name.startswith("__") and not name.startswith(ERROR_HANDLERS):
                 continue
@@ -91,6 +91,12 @@ class _Search(AgentSearch[_Location]):
             if not calls_tools and not _is_graph(node.bound):
                 self.add(location)
             self.look(node.bound, location)
+            places[name] = location
+        # a conditional edge is part of its node; that of START belongs to the agent of the graph
+        branches = getattr(getattr(graph, "builder", None), "branches", {})
+        for name, of_node in branches.items():
+            paths = [branch.path for branch in of_node.values()]
+            self.look_at_all(paths, places.get(name, inside))
 
     def _task(self, function: _TaskFunction[Any, Any], where: _Location) -> None:
         name = getattr(function.func, "__name__", type(function.func).__name__)
