@@ -177,4 +177,4 @@ def test_ended_runs_leave_nothing_behind() -> None:
         runs.tree.end(End(runs.node("write", graph)))
         runs.tree.end(End(graph))
     assert len(runs.tree) == 0
-    assert len(runs.tree._closed) == 10_000
+    assert len(runs.tree._closed) == 4_096

@@ -26,6 +26,7 @@ from lightspan import PromptTemplate
 from lightspan.production import record
 from lightspan.schema import semconv as c
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
+from lightspan_langgraph import _hook
 from lightspan_testing.attempts import Recorded, read_recorded
 from lightspan_testing.scripted import ScriptedServer
 from packages.langgraph.tests.langgraph_apps import USER, chat, graph_of
@@ -185,6 +186,7 @@ def test_work_in_a_pool_of_a_node_gets_the_learned_text(
     with lightspan.apply_prompts(file) as applied:
         graph_of(("writer", writer)).invoke(USER)
     assert (applied.sent, applied.not_sent) == ({"writer": 1}, {"writer": {}})
+    assert len(_hook._state.ended) == 0  # without an attempt, nothing would remove it
     assert server.requests[-1].body["messages"][0]["content"] == "Be brief."
 
 

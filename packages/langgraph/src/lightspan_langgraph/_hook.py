@@ -88,7 +88,9 @@ class _State:
     ended: weakref.WeakValueDictionary[UUID, _AttemptRuns] = field(
         default_factory=weakref.WeakValueDictionary
     )
-    """Id of an ended run → runs of its attempt, to which the run's background work belongs."""
+    """Id of an ended run → runs of its open attempt in production, to which the run's background
+    work belongs.
+    """
     handles: dict[UUID, AttemptHandle] = field(default_factory=dict)
     """Id of an open run → handle of the production attempt that began with the run."""
     patches: list[Patch] = field(default_factory=list)
@@ -242,7 +244,8 @@ def _end(run_id: UUID, describe: Callable[[UUID, Any], End], result: Any) -> Non
     handle, attempt = _state.handles.pop(run_id, None), _state.owners.pop(run_id, None)
     recorder = attempt.recorder() if attempt is not None else None
     if attempt is not None and recorder is not None:
-        _state.ended[run_id] = attempt
+        if attempt.handle() is not None:  # else this would grow as long as the process lives
+            _state.ended[run_id] = attempt
         _record_end(attempt, recorder, run_id, describe, result)
     if handle is not None:
         is_error = isinstance(result, BaseException) and not isinstance(result, _NO_ERRORS)

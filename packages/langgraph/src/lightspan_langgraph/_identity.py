@@ -64,7 +64,7 @@ ERROR_HANDLERS: Final = ("__error_handler__", "__default_error_handler__")
 user's."""
 _PREBUILT_SUFFIXES: Final = (".before_agent", ".before_model", ".after_model", ".after_agent")
 
-MAX_CLOSED: Final = 10_000
+MAX_CLOSED: Final = 4_096
 """Maximum number of ended runs that are kept as parents of a node's background work."""
 
 
@@ -201,7 +201,9 @@ class RunTree:
             self._closed[event.run_id] = run
             if len(self._closed) > MAX_CLOSED:
                 del self._closed[next(iter(self._closed))]
-            return [self._span(run, event, span) for span in run.open_spans]
+            found = [self._span(run, event, span) for span in run.open_spans]
+            run.start = run.start._replace(attributes={})  # texts of a tool may be long
+            return found
 
     def place(self, pushed: Place, chain: UUID | None, model: UUID | None) -> Place | None:
         """Return the place (agent path and span) of a model call that is made now.
