@@ -243,7 +243,7 @@ def test_recorded_sessions_end_with_the_repaired_package(tmp_path: Path) -> None
     assert len({len(chat["messages"]) for chat in chats}) > 1
 
 
-def test_a_session_is_recorded_again_with_the_times_that_pytest_printed(
+def test_two_recordings_of_a_package_are_equal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "TEST_RATE", 1.0)

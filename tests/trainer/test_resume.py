@@ -252,7 +252,7 @@ def test_other_settings_are_named(apps: Any, rl: Make, copied: Path) -> None:
     ) in str(caught.value)
 
 
-def test_a_copied_folder_waits_for_the_trainer_of_the_other(
+def test_a_copied_folder_is_refused_while_the_other_trains(
     apps: Any, rl: Make, copied: Path
 ) -> None:
     """Check that a trainer elsewhere, which would lose its rollouts, is left alone."""

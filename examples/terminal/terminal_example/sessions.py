@@ -5,8 +5,8 @@ session ends with the repaired package. Many take a detour: they look around fir
 before they submit, or edit twice because the first edit is wrong. A script has as many calls as it
 needs, but training allows three. Reinforcement learns to leave the detours out.
 
-A session depends on its package alone, so that a seed gives the same warm start again: the times
-that pytest prints are drawn.
+A session depends on its package alone, so that a seed gives the same warm start again: random times
+of the package's seed replace those that pytest prints.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def record(task: Task) -> Chat:
     assert session.files == repaired(task), session
     return {
         "messages": [
-            {"role": message["role"], "content": _with_drawn_times(message["content"], rng)}
+            {"role": message["role"], "content": _with_random_times(message["content"], rng)}
             for message in session.messages
             if message["role"] != "exit"
         ]
@@ -119,8 +119,8 @@ def repaired(task: Task) -> dict[str, str]:
     return {**task["files"], task["path"]: "".join(lines)}
 
 
-def _with_drawn_times(text: str, rng: random.Random) -> str:
-    """Return a text of a session with other times in the place of pytest's."""
+def _with_random_times(text: str, rng: random.Random) -> str:
+    """Return a text of a session with times from `rng` in the place of pytest's."""
     return _TIME.sub(lambda _: f"{rng.uniform(0.01, 0.09):.2f}", text)
 
 

@@ -134,7 +134,7 @@ def test_work_that_a_node_leaves_belongs_to_it(
 ) -> None:
     """Check work that calls the model after its node has ended, while the graph runs on."""
     model, ended = chat(server), threading.Event()
-    left: list[asyncio.Future[Any]] = []
+    background: list[asyncio.Future[Any]] = []
 
     def work() -> None:
         assert ended.wait(20)
@@ -146,18 +146,18 @@ def test_work_that_a_node_leaves_belongs_to_it(
 
     async def writer(state: Any) -> dict[str, Any]:
         if way == "task":
-            left.append(asyncio.create_task(task()))
+            background.append(asyncio.create_task(task()))
         elif way == "pool":
-            left.append(asyncio.get_running_loop().run_in_executor(None, work))
+            background.append(asyncio.get_running_loop().run_in_executor(None, work))
         else:
             thread = threading.Thread(target=contextvars.copy_context().run, args=(work,))
             thread.start()
-            left.append(asyncio.ensure_future(asyncio.to_thread(thread.join)))
+            background.append(asyncio.ensure_future(asyncio.to_thread(thread.join)))
         return {}
 
     async def end(state: Any) -> dict[str, Any]:
         ended.set()
-        await asyncio.gather(*left)
+        await asyncio.gather(*background)
         return {}
 
     asyncio.run(graph_of(("writer", writer), ("end", end)).ainvoke(USER))
@@ -180,8 +180,8 @@ def test_work_in_a_pool_of_a_node_gets_the_learned_text(
     model = chat(server)
 
     def writer(state: Any) -> dict[str, Any]:
-        said = [("system", "Be dull."), ("user", "go")]
-        return {"messages": [in_pool(partial(model.invoke, said))]}
+        messages = [("system", "Be dull."), ("user", "go")]
+        return {"messages": [in_pool(partial(model.invoke, messages))]}
 
     with lightspan.apply_prompts(file) as applied:
         graph_of(("writer", writer)).invoke(USER)

@@ -201,9 +201,9 @@ class RunTree:
             self._closed[event.run_id] = run
             if len(self._closed) > MAX_CLOSED:
                 del self._closed[next(iter(self._closed))]
-            found = [self._span(run, event, span) for span in run.open_spans]
+            spans = [self._span(run, event, span) for span in run.open_spans]
             run.start = run.start._replace(attributes={})  # texts of a tool may be long
-            return found
+            return spans
 
     def place(self, pushed: Place, chain: UUID | None, model: UUID | None) -> Place | None:
         """Return the place (agent path and span) of a model call that is made now.

@@ -775,12 +775,12 @@ def _final_reward(
     if attempt.outcome in _NEVER_SCORED or attempt.status in _UNSCORED:
         return None, {}, None
     last = emitted[-1] if emitted else None
-    given = attempt.reward
-    if given is not None:
-        value = usable(given.value)
+    score = attempt.reward
+    if score is not None:
+        value = usable(score.value)
         if last is not None and last.value != value:
-            notes.append(f"the app returned {given.value} but emitted {last.value}: {value} counts")
-        return value, given.dimensions, "returned"
+            notes.append(f"the app returned {score.value} but emitted {last.value}: {value} counts")
+        return value, score.dimensions, "returned"
     if last is not None:
         if len({reward.value for reward in emitted}) > 1:
             notes.append(

@@ -89,8 +89,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             lowest_reward: lowest reward of the run so far; 0 if none was negative.
         """
         rewards = {e.task_id: e.reward for e in episodes if e.reward is not None}
-        has_policies = any(rule.target.selected for rule in routing.rules)
-        calls = (policy_calls(e, routing) if has_policies else len(e.calls) for e in episodes)
+        trains = any(rule.target.selected for rule in routing.rules)
+        calls = (policy_calls(e, routing) if trains else len(e.recorded_calls) for e in episodes)
         return cls(
             step=step,
             rewards=rewards,
@@ -100,7 +100,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
             weights=weights,
             clusters=dict(clusters or {}),
             policy_calls=sum(calls),
-            silent=sum(has_policies and is_silent(e, routing) for e in episodes),
+            silent=sum(trains and is_silent(e, routing) for e in episodes),
             dimensions=dimension_means(episodes),
             failures=[e.task_id for e in episodes if e.reward_source == "failure"],
             failures_scored=[e.task_id for e in episodes if failed_with_reward(e)],

@@ -210,6 +210,8 @@ class Session(AbstractAsyncContextManager["Session"]):
         """Open the store, the learner, the engine, the gateway and the runners, in that order."""
         has_models = self.settings.has_policies
         await self._open_store()
+        if self.checkpoint is not None:
+            await refuse_elsewhere(self.store, self.state.run_id, place_of(self.path))
         if has_models:
             await self._open_learner()
         if self.checkpoint is not None:
@@ -257,7 +259,6 @@ class Session(AbstractAsyncContextManager["Session"]):
             self._rewards = Rewards(scorer.name, scoring, self.folder.add_rewards, counted)
 
     async def _restore(self, checkpoint: Path) -> None:
-        await refuse_elsewhere(self.store, self.state.run_id, place_of(self.path))
         if self._learner is not None:
             await self.learn(partial(self.learner.load, checkpoint / checkpoints.LEARNER))
         version, internal, gauss = self.state.rng
