@@ -27,6 +27,7 @@ from lightspan.algorithms import Metrics, TrainerContext
 from lightspan.errors import CheckpointError, ConfigError
 from lightspan.progress import SilentReporter
 from lightspan.protocols.learner import SFTLoss
+from lightspan.runners import discovery
 from lightspan.runners.discovery import make_peer, place_of
 from lightspan.runners.local import LocalRunners
 from lightspan.schema.records import PeerRole
@@ -252,10 +253,13 @@ def test_other_settings_are_named(apps: Any, rl: Make, copied: Path) -> None:
     ) in str(caught.value)
 
 
+@pytest.mark.parametrize("why", ["gone", "same place"])
 def test_a_copied_folder_is_refused_while_the_other_trains(
-    apps: Any, rl: Make, copied: Path
+    apps: Any, rl: Make, copied: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Check that a trainer elsewhere, which would lose its rollouts, is left alone."""
+    """Check that a trainer elsewhere, which would lose its rollouts, is left alone until it is
+    gone. At the same place, the folder's lock has ended with its trainer.
+    """
     found = latest(copied / "checkpoints")
     assert found is not None
     run_id = load_state(found).run_id
@@ -276,7 +280,10 @@ def test_a_copied_folder_is_refused_while_the_other_trains(
         "was killed, wait for 20 s",
         str(caught.value),
     )
-    asyncio.run(announce(place_of(copied)))  # this folder's lock has ended with its trainer
+    if why == "gone":
+        monkeypatch.setattr(discovery, "GONE_S", 0.0)
+    else:
+        asyncio.run(announce(place_of(copied)))
     assert fit().steps == 2
 
 
