@@ -52,6 +52,7 @@ from typing import Any, Final
 import torch
 from _curves import Arm, crossed_interval, draw, seed_interval, steps_of
 from _report import circumstances
+from lightspan_learning import merged
 
 from lightspan import LightningRL, Policy, Trainer
 from lightspan.algorithms import Metrics, TrainerContext
@@ -621,7 +622,7 @@ class Bench:
     def _swapped(self, name: str, base: Path, trained: Path) -> tuple[float, float]:
         """Return the score with each policy behind its own agent, and behind the next agent."""
         agents = list(self._code.TRAINED)
-        models = {agent: _plain(trained / agent) for agent in agents}
+        models = {agent: merged(trained / agent) for agent in agents}
         others = dict(zip(agents, [*agents[1:], agents[0]], strict=True))
         crossed = {agent: models[other] for agent, other in others.items()}
         return (
@@ -693,15 +694,6 @@ def updates_within(cpu_s: float, warm_s: float, updates: int) -> int:
     steps of the learning rate.
     """
     return max(60, round(updates * cpu_s / max(warm_s, 1e-9)))
-
-
-def _plain(folder: Path) -> Path:
-    """Return a folder with the whole model; an adapter is merged with its base model first."""
-    from lightspan_torch.engine.hub import is_adapter
-    from lightspan_torch.learner.policy_model import merge_adapter
-
-    merged = folder.with_name(f"{folder.name}-merged")
-    return merge_adapter(folder, merged) if is_adapter(folder) else folder
 
 
 def _run(name: str, seed: int, result: FitResult, app_cpu: float, wall: float) -> Run:

@@ -6,8 +6,9 @@
 
 Both train on the same questions of reasoning-gym, in the same order, from the same weights, with as
 many rollouts, groups, updates, the same loss, rate and optimiser. What has to be set for that is in
-`peer_learning.py`. Both are whole programs: CPU seconds are those of the process that trains, from
-its start, and of all its children. Both are evaluated by one sampler, from the weights they saved.
+`peer_learning.py` and `lightspan_learning.py`. Both are whole programs: CPU seconds are those of
+the process that trains, from its start, and of all its children. Both are evaluated by one sampler,
+from the weights they saved.
 
 Sides: `trl-1.16.0`; `lightspan`, whose app calls the OpenAI SDK; `lightspan-http`, whose app sends
 the same requests by the standard library. Each run is a line of
@@ -34,14 +35,13 @@ import torch
 from _curves import seed_interval
 from _defaults_plan import TASKS
 from _peers import peer_environment, peer_python
-from _reasoning_tasks import GENERATORS, Task, answer, answer_by_sdk, score
+from _reasoning_tasks import GENERATORS, Task, score
 from _report import Figure, circumstances, report
 from defaults import CACHE, Subject, load_subject
-from learning import ROOT, SAY, _plain
+from learning import ROOT, SAY
 
-from lightspan import LightningRL, LoRA, Trainer
+from lightspan import LightningRL, LoRA
 from lightspan.algorithms.task_sampler import Epochs
-from lightspan.training.folder import RunFolder
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "peers_learning.jsonl"
 PEER: Final = "trl-1.16.0-learning"
@@ -91,7 +91,7 @@ def plan_of(
     steps = key.rollouts // (GROUP * tasks)
     return {
         "task": key.task,
-        "side": key.side,
+        "is_http": key.side == HTTP,
         "model": str(model),
         "folder": str(folder),
         "generator": generator.name,
@@ -115,12 +115,12 @@ def run(key: Key, subject: Subject, options: argparse.Namespace, folder: Path) -
     SAY.line(f"{key.task}, {key.side}, seed {key.seed}: begins")
     plan = plan_of(key, subject, options, folder)
     (folder / "plan.json").write_text(json.dumps(plan))
-    command = [sys.executable, __file__, "--train", str(folder / "plan.json")]
+    here = Path(__file__).parent
+    command = [sys.executable, str(here / "lightspan_learning.py"), str(folder / "plan.json")]
     environment = dict(os.environ)
     if key.side == TRL:
         python = options.peer_python or peer_python(PEER)
-        script = Path(__file__).parent / "peer_learning.py"
-        command = [str(python), "-I", str(script), str(folder / "plan.json")]
+        command = [str(python), "-I", str(here / "peer_learning.py"), str(folder / "plan.json")]
         environment = peer_environment()
     before, started = children_cpu(), time.monotonic()
     done = subprocess.run(
@@ -157,37 +157,6 @@ def start_of(key: Key, model: Path, tasks: Sequence[Task], samples: int) -> floa
     if (key.task, key.seed) not in _starts:
         _starts[key.task, key.seed] = round(evaluate(model, tasks, samples), 4)
     return _starts[key.task, key.seed]
-
-
-def train(path: Path) -> None:
-    """Train lightspan's side as a plan says; the last line printed is JSON, as the peer's."""
-    plan = json.loads(path.read_text())
-    torch.set_num_threads(1)
-    algorithm = LightningRL(
-        plan["model"],
-        lora=LoRA() if plan["lora"] else None,
-        group_size=plan["group_size"],
-        tasks_per_step=plan["tasks_per_step"],
-        minibatches=plan["minibatches"],
-        learning_rate=plan["learning_rate"],
-        failure_reward=0.0,
-        seed=plan["seed"],
-    )
-    folder = Path(plan["folder"])
-    trainer = Trainer(algorithm, runners=16, steps=plan["steps"], folder=folder / "run")
-    result = trainer.fit(answer if plan["side"] == HTTP else answer_by_sdk, plan["train"])
-    _plain(Path(result.model)).rename(folder / "model")
-    lines = [line for line in RunFolder(result.folder).metrics() if line["kind"] == "train"]
-    own, apps = (resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    parts = {
-        "engine": result.seconds["engine"],
-        "learner": result.seconds["learner"],
-        "runners": apps.ru_utime + apps.ru_stime,
-        "process": own.ru_utime + own.ru_stime,
-    }
-    parts = {name: round(value, 1) for name, value in parts.items()}
-    rewards = [line["reward"] for line in lines]
-    print(json.dumps({"rewards": rewards, "peak_mib": own.ru_maxrss // 1024, "parts": parts}))
 
 
 def children_cpu() -> float:
@@ -369,9 +338,6 @@ def keys(steps: int | None = None, tasks: int = TASKS_PER_STEP) -> list[Key]:
 def main() -> int:
     """Make the runs that are left, or write the table; return the exit status."""
     options = _parser().parse_args()
-    if options.train:
-        train(options.train)
-        return 0
     path: Path = options.json
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if options.report:
@@ -416,7 +382,6 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="an interpreter with the peer's packages (makes an environment of its own)",
     )
-    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
