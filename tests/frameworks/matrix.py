@@ -69,12 +69,12 @@ MATRIX: Final[Mapping[str, Row]] = {
     ),
     "strands-agents": Row(
         scenarios=("parallel", "handoff", "unicode", "tool_error", "model_error"),
-        outside=("model_error",),
+        outside=("handoff", "model_error"),
         responses=True,
     ),
     "agent-framework": Row(
         scenarios=("parallel", "handoff", "unicode", "tool_error", "model_error"),
-        outside=("model_error",),
+        outside=("handoff", "model_error"),
         responses=True,
     ),
     "google-adk": Row(

@@ -10,9 +10,14 @@ from typing import Any
 import openai
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from pydantic import BaseModel
 
-from lightspan_testing.adapter_harness import Turn
+import lightspan
+import lightspan_otel as otel
+from lightspan_testing.adapter_harness import Stage, Turn
+from lightspan_testing.adapter_suite.scenario_runner import inside_root, play, play_outside
 from lightspan_testing.adapter_suite.scenarios import BOSS, LOOK, App, Model, instructions, look
+from lightspan_testing.attempts import read_recorded
 from tests.frameworks.builder import AppBuilder
 from tests.frameworks.framework_pages import calls, check_page
 from tests.frameworks.suite import FrameworkSuite, columns
@@ -22,8 +27,14 @@ strands = pytest.importorskip("strands")
 from strands import Agent, tool  # noqa: E402
 from strands.models.openai import OpenAIModel  # noqa: E402
 from strands.models.openai_responses import OpenAIResponsesModel  # noqa: E402
-from strands.multiagent import Swarm  # noqa: E402
+from strands.multiagent import GraphBuilder, Swarm  # noqa: E402
 from strands.telemetry.tracer import get_tracer  # noqa: E402
+
+
+class Found(BaseModel):
+    """What the expert answers as structured output."""
+
+    value: str
 
 
 class Builder(AppBuilder):
@@ -120,6 +131,52 @@ class TestStrands(FrameworkSuite):
 
     def patched(self) -> Any:
         return get_tracer().tracer
+
+    def test_a_graph_is_one_attempt(self, stage: Stage, tmp_path: Path) -> None:
+        builder, graph = Builder(Model(base_url=stage.url), self.kind), GraphBuilder()
+        for name in ("triage", "expert"):
+            graph.add_node(builder.agent(name), name)
+        graph.add_edge("triage", "expert")
+        graph.set_max_node_executions(2)
+        tree = """
+            invoke_agent triage @triage
+              chat @triage
+            invoke_agent expert @expert
+              chat @expert
+        """
+        says = {"triage": ["Look it up: {task}."], "expert": ["Done: {task}."]}
+        app = App(run=graph.build().invoke_async, tree=tree, says=says)
+        store = f"sqlite:{tmp_path / 'traces.db'}"
+        with otel.instrument(self.name), lightspan.record(store):
+            played = play_outside(stage, app, "handoff", "async")
+        [found] = read_recorded(store)
+        self.check(inside_root(found, played), "handoff", app, stage)
+
+    @pytest.mark.filterwarnings("ignore:Agent.structured_output")
+    def test_structured_output_is_its_agents(self, stage: Stage) -> None:
+        if self.kind is not OpenAIModel:
+            pytest.skip("the oldest version asks the Responses API in another form")
+        builder = Builder(Model(base_url=stage.url), self.kind)
+
+        @tool
+        async def expert(task: str) -> str:
+            """Ask the expert."""
+            return str(await builder.agent("expert").structured_output_async(Found, task))
+
+        tree = """
+            invoke_agent boss @boss
+              chat @boss
+              execute_tool expert @boss
+                invoke_agent expert @boss/expert
+                  chat @boss/expert
+              chat @boss
+        """
+        boss = builder.agent("boss", [expert])
+        says = {"expert": ['{"value": "{task}"}']}
+        app = App(run=boss.invoke_async, tree=tree, says=says)
+        with otel.instrument(self.name):
+            played = play(stage, app, "agent_as_tool", "async", through_gateway=True)
+        self.check(played, "agent_as_tool", app, stage)
 
 
 class TestResponses(TestStrands, responses=True):

@@ -32,7 +32,7 @@ from lightspan_tools import overview
 from lightspan_tools.export import export_run
 from lightspan_tools.inspect import inspect_run
 from lightspan_tools.inspect_report import CallReport, RolloutReport, RunReport
-from lightspan_tools.pagination import Page
+from lightspan_tools.pagination import Page, TableRow, matching_rows
 
 
 def _rollouts(run: Path) -> list[str]:
@@ -351,6 +351,22 @@ def test_json_has_the_figures_of_the_text(one_step: tuple[Path, list[Row]]) -> N
     assert f"response ids {whole.response_ids}" in inspect_run(run, row.id, call.call_id)
     assert len(whole.logprobs) == len(whole.response_ids)
     assert whole.messages[0]["role"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shown"),
+    [
+        ("expert", ["a/b/expert", "desk/expert", "expert"]),
+        ("desk/*", ["desk/expert"]),
+        ("*/expert", ["desk/expert"]),
+        ("preds[0]", ["Multi/preds[0]"]),
+        ("Multi/preds[0]", ["Multi/preds[0]"]),
+    ],
+)
+def test_agents_of_rows_are_chosen_as_those_to_train(pattern: str, shown: list[str]) -> None:
+    paths = ["a/b/expert", "desk/expert", "expert", "Multi/preds[0]", "writer"]
+    rows = [TableRow(row_id=path, status="ok", reward=1.0, agents={path: 1}) for path in paths]
+    assert [row.row_id for row in matching_rows(rows, Page(agent=pattern))] == shown
 
 
 def test_rows_by_agent_and_text(

@@ -257,6 +257,27 @@ async def test_a_rollout_has_its_tree_calls_and_neighbours(tmp_path: Path) -> No
 
 
 # --- production -------------------------------------------------------------------------------
+async def test_the_cost_of_a_call_counts_once(tmp_path: Path) -> None:
+    """Check costs that are described twice: by two libraries, and by the agent around them."""
+    url, key = f"sqlite:///{tmp_path / 'app.db'}", "llm.cost.total"
+    attempt = make_production("ro-1", "token-ro-1", run_id="app").attempt
+    costs = {11: (1, 0.5), 12: (11, 0.5), 13: (2, 0.25), 14: (None, None), 15: (14, 0.125)}
+    spans = [
+        make_span(
+            attempt,
+            number,
+            parent_id=None if above is None else f"{above:016x}",
+            attributes={} if cost is None else {key: cost},
+        )
+        for number, (above, cost) in costs.items()
+    ]
+    async with open_store(url) as store:
+        await record(store, "ro-1", more={key: 0.75}, spans=spans)
+    async with serving(url) as client:
+        [row] = (await client.get("/stores/app/rollouts", v.RolloutPage)).rows
+    assert row.cost == 0.5 + 0.25 + 0.125
+
+
 async def test_production_is_filtered_by_what_spans_tell(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'app.db'}"
     async with open_store(url) as store:

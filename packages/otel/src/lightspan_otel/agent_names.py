@@ -35,6 +35,9 @@ differs from run to run."""
 _INVOKES: Final = "invoke_agent "
 _EXECUTES: Final = "execute_tool "
 
+_RUNS: Final = "workflow.run"
+"""Name of the span of a workflow's run in Microsoft's Agent Framework, which has no operation."""
+
 _METHOD: Final = re.compile(r"(?P<name>[^.\s][^.]*)\.(a?run|a?stream|a?invoke|a?call)(_\w+)?")
 """Span name made of an agent's name and the name of a called method, such as `writer.run`."""
 
@@ -57,6 +60,10 @@ _OPERATIONS: Final = {
     "invoke_agent": Role.AGENT,
     "execute_tool": Role.TOOL,
     "invoke_workflow": Role.WORKFLOW,
+    # of Strands
+    "execute_structured_output": Role.AGENT,
+    "invoke_swarm": Role.WORKFLOW,
+    "invoke_graph": Role.WORKFLOW,
 }
 _OPENINFERENCE: Final = {"AGENT": Role.AGENT, "TOOL": Role.TOOL, "CHAIN": Role.WORKFLOW}
 _OPENLLMETRY: Final = {"agent": Role.AGENT, "tool": Role.TOOL, "workflow": Role.WORKFLOW}
@@ -79,6 +86,7 @@ def role_of(name: str, attributes: Mapping[str, Any]) -> Role:
         _OPENLLMETRY.get(str(attributes.get(OPENLLMETRY_KIND))),
         Role.AGENT if name.startswith(_INVOKES) else None,
         Role.TOOL if name.startswith(_EXECUTES) else None,
+        Role.WORKFLOW if name == _RUNS else None,
     ]
     roles = [role for role in Role if role in candidates]
     return roles[0] if roles else Role.OTHER

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final, Literal, get_args
 
 import msgspec
 
 from lightspan.errors import ConfigError
+from lightspan.schema.routing import matches
 
 Sort = Literal["step", "reward", "agent"]
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
@@ -30,7 +30,7 @@ class Page:
     status: str | None = None
     """Status of the rows; None for any status."""
     agent: str | None = None
-    """Pattern of agents' paths, such as `writer/*`, of which a row has one; None for any agents."""
+    """Pattern as in `optimize=`, of which a row has an agent; None for any agents."""
     grep: str | None = None
     """Text that a recorded span of the row has (`Store.search`); None for any."""
     is_whole: bool = False
@@ -126,7 +126,7 @@ def matching_rows(rows: Sequence[TableRow], page: Page) -> list[TableRow]:
         for row in rows
         if page.status in (None, row.status)
         and row.has_text
-        and (page.agent is None or any(fnmatchcase(agent, page.agent) for agent in row.agents))
+        and (page.agent is None or any(matches(page.agent, agent) for agent in row.agents))
     ]
 
 

@@ -95,7 +95,7 @@ def facts_of(
     attributes = [span.attributes for span in spans]
     agents = Counter(call.agent_path for call in episode.calls)
     sampled = [usage for span in _calls(spans) if (usage := c.usage_of(span.attributes)[1])]
-    costs = [value for each in attributes if (value := _first_number(each, COST_KEYS)) is not None]
+    costs = _costs(spans)
     return Facts(
         change=summary.change,
         agents=tuple((sys.intern(path), count) for path, count in agents.items()),
@@ -274,6 +274,22 @@ def _attempt_status(summary: RolloutSummary) -> AttemptStatus:
 
 def _calls(spans: Sequence[Span]) -> Iterator[Span]:
     return (span for span in spans if span.kind is SpanKind.LLM)
+
+
+def _costs(spans: Sequence[Span]) -> list[float]:
+    """Return the costs of the spans that have one, without those that enclose another cost.
+
+    A call may be described by two libraries, and an agent's span may repeat the sum of its calls.
+    """
+    own = {span.span_id: _first_number(span.attributes, COST_KEYS) for span in spans}
+    parents = {span.span_id: span.parent_id for span in spans}
+    outer = set[str]()
+    for span_id, cost in own.items():
+        above = parents[span_id] if cost is not None else None
+        while above is not None and above not in outer:
+            outer.add(above)
+            above = parents.get(above)
+    return [cost for span_id, cost in own.items() if cost is not None and span_id not in outer]
 
 
 def _question(span: Span) -> str:

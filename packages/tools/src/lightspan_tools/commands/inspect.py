@@ -43,8 +43,8 @@ def add(commands: Any) -> None:
     )
     listed.add_argument(
         "--agent",
-        metavar="GLOB",
-        help="only those in which such an agent called a model, such as 'writer*'",
+        metavar="PATTERN",
+        help="only those in which such an agent called a model; a name or a glob on paths",
     )
     listed.add_argument(
         "--grep", metavar="TEXT", help="only those with this text in a recorded span, case as there"
