@@ -742,6 +742,24 @@ def test_calls_that_were_recorded_late_were_made() -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("attributes", "count"),
+    [
+        ({c.ROUTE: "policy", c.CALL_OUTCOME: "cancelled"}, 1),
+        ({c.ROUTE: "policy", c.CALL_OUTCOME: "error"}, 0),
+        ({c.ROUTE: "app", c.CALL_OUTCOME: "ok"}, 0),
+        ({c.CALL_OUTCOME: "ok"}, 0),
+    ],
+)
+def test_an_answer_that_the_app_left_was_of_the_policy(
+    attributes: dict[str, str], count: int
+) -> None:
+    """Check calls that only the app has recorded: the gateway notices later that the app left."""
+    span = make_call_span("c1", attributes=attributes)
+    found = build_episode(make_attempt(), make_rollout(), [span], [])
+    assert policy_calls(found, LightningRL(MODEL).routing()) == count
+
+
 def test_training_stops_when_no_call_of_several_tasks_can_be_trained() -> None:
     """Check that training continues after one task without calls, and after apps that failed
     early.

@@ -295,7 +295,7 @@ def emitted(*values):
     [
         (1.0, [0.25], 1.0, "returned", ("the app returned 1.0 but emitted 0.25: 1.0 counts",)),
         (1.0, [1.0], 1.0, "returned", ()),
-        (None, [0.2, 0.7], 0.7, "emitted", ("2 differing rewards emitted: the last, 0.7, counts",)),
+        (None, [0.2, 0.7], 0.7, "emitted", ("2 differing rewards emitted: the last, 0.7, wins",)),
         (None, [True], 1.0, "emitted", ()),
         (None, [math.nan], None, "emitted", None),
         (None, [-1e101], None, "emitted", None),

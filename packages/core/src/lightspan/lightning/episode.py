@@ -347,8 +347,14 @@ def score_failure(episode: Episode, failure_reward: float | Literal["lowest"] | 
 
 def policy_calls(episode: Episode, routing: Routing) -> int:
     """Return how many calls of an episode reached a trained policy, late ones included."""
-    calls = [call for call in episode.recorded_calls if call.sequence_start is not None]
+    calls = filter(_reached_policy, episode.recorded_calls)
     return sum(routing.target(call.agent_path).selected for call in calls)
+
+
+def _reached_policy(call: Call) -> bool:
+    """Return whether the gateway took a call. If the app left, the gateway's record may be late."""
+    is_sent = call.route is Route.POLICY and call.outcome is not CallOutcome.ERROR
+    return call.sequence_start is not None or is_sent
 
 
 def dimension_means(episodes: Iterable[Episode]) -> dict[str, float]:
@@ -783,9 +789,7 @@ def _final_reward(
         return value, score.dimensions, "returned"
     if last is not None:
         if len({reward.value for reward in emitted}) > 1:
-            notes.append(
-                f"{len(emitted)} differing rewards emitted: the last, {last.value}, counts"
-            )
+            notes.append(f"{len(emitted)} differing rewards emitted: the last, {last.value}, wins")
         return last.value, last.dimensions, "emitted"
     return None, {}, None
 

@@ -61,7 +61,7 @@ class Rejection(StrEnum):
     UNFINISHED = "unfinished", "the attempt is still running, was lost or was cancelled"
     DAMAGED = "damaged", "the attempt has a capture error"
     STALE = "stale", "sampled by weights that are too old"
-    CANCELLED = "cancelled", "the client left before the answer was complete"
+    CANCELLED = "cancelled", "the client or the app left before the answer was complete"
     UNDELIVERED = "undelivered", "the answer never reached the app"
     RESAMPLED = "resampled", "sampled anew after a cancelled try whose tokens are gone: biased"
     REPLAYED = "replayed", "answered as in the attempt that the rollout repeats, which trains it"
@@ -212,19 +212,17 @@ def classify_calls(
         target = routing.target(path)
         return target.policy if target.route is Route.POLICY else None
 
-    entries = []
+    found = []
     for call in episode.calls:
         policy = policy_of(call.agent_path)
         # unscored comes last, because it would hide the reasons that concern the call itself
         reason = None if policy is None else whole or check.rejection(call, policy)
         if policy is not None and reason is None:
             reason = Rejection.RETRIED if call.key in retried else unscored
-        entries.append(_covered(call, policy, reason))
+        found.append(_covered(call, policy, reason))
     late = Rejection.LATE
-    entries += [_covered(call, policy_of(call.agent_path), late) for call in episode.late_calls]
-    return Coverage(
-        attempt_id=episode.attempt_id, entries=tuple(entries), step_rewards=step_rewards
-    )
+    found += [_covered(call, policy_of(call.agent_path), late) for call in episode.late_calls]
+    return Coverage(attempt_id=episode.attempt_id, entries=tuple(found), step_rewards=step_rewards)
 
 
 def _covered(call: Call, policy: str | None, reason: Rejection | None) -> CallCoverage:
