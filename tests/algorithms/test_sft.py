@@ -24,7 +24,7 @@ from lightspan import SFT, LoRA, Optimizer, Preferences, Torch, Trainer
 from lightspan.errors import CheckpointError, ConfigError, DataError, ModelError, UnknownAgentError
 from lightspan.lightning.episode import build_episode
 from lightspan.lightning.rows import Row
-from lightspan.progress import SilentReporter
+from lightspan.progress import PlainReporter, SilentReporter
 from lightspan.schema.records import Mode
 from lightspan_testing.scripted import ScriptedServer
 from lightspan_testing.stored_episodes import stored_episodes
@@ -326,6 +326,28 @@ def test_a_template_that_changes_what_was_said_cannot_imitate_all_turns(
     message = r'\[0\]: the chat template renders messages\[1\] .* give turns="last"'
     with pytest.raises(DataError, match=message):
         SFT(model, turns="all").fit([TURNS], tmp_path / "all", reporter=QUIET)
+
+
+def test_thoughts_are_imitated_or_counted(
+    tiny: Path, tmp_path: Path, updates: list[list[Row]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check a template with a place for thoughts, which trims them, and one without."""
+    model = _with_template(
+        tiny,
+        tmp_path / "thinking",
+        "{% for m in messages %}{{ m.role }}:{% if m.reasoning_content %}<think>"
+        "{{ m.reasoning_content | trim }}</think>{% endif %}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
+    )
+    chat = [TURNS[0], {**TURNS[1], "reasoning_content": " It is  so. \n"}, *TURNS[2:]]
+    result = SFT(model, turns="all").fit([chat], tmp_path / "with", reporter=QUIET)
+    assert (result.demonstrations, result.left_out) == (1, {})
+    [[row]] = updates
+    assert "<think>It is  so.</think>" in load_tokenizer(model).decode(_imitated(row))
+    lost = {"thoughts that the chat template has no place for": 1}
+    result = SFT(tiny, turns="all").fit([chat], tmp_path / "without", reporter=PlainReporter())
+    assert (result.demonstrations, result.left_out) == (1, lost)
+    assert "1 of 1 demonstrations; left out: 1 thoughts that the" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("turns", ["last", "all"])

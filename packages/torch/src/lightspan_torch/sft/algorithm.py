@@ -58,7 +58,7 @@ class SFTResult(msgspec.Struct, frozen=True, kw_only=True):
     """Number of demonstrations that were imitated."""
     left_out: dict[str, int] = {}
     """Reason → number of demonstrations, answers of them, or calls of the store that were not
-    imitated."""
+    imitated; `LOST_THOUGHTS` → number of answers that were imitated without their thoughts."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,8 +78,9 @@ class SFT:
 
     Chats from any source are left out if they are too long for the model or its chat template
     refuses them. Answers are left out that have no text and no tool call, or `"weight": 0` in their
-    message. `SFTResult.left_out` counts what was left out. If the template does not end an answer,
-    the model's end-of-sequence token is added.
+    message. If the template has no place for thoughts (`reasoning_content`), the answer is imitated
+    without them. `SFTResult.left_out` counts what was left out. If the template does not end an
+    answer, the model's end-of-sequence token is added.
 
     Args:
         model: initial weights: a folder or a hub name.

@@ -21,6 +21,8 @@ from lightspan_torch.vision.tokenizer import VisionTokenizer
 
 NOT_FOR_THIS_MODEL: Final = "not for this model"
 """Reason to leave out an example that is too long, or that the chat template refuses."""
+LOST_THOUGHTS: Final = "thoughts that the chat template has no place for"
+"""What is left out of an answer whose text is imitated."""
 
 Turns: TypeAlias = Literal["last", "all"]
 """Which assistant messages of a chat are imitated: the last, or all."""
@@ -52,7 +54,8 @@ def render_demonstration(
         tokenizer: the model's tokenizer.
         label: name of the demonstration for error messages, such as `demonstrations[3]`.
         turns: which assistant messages are imitated.
-        left_out: reason → number of answers left out, to which this function adds.
+        left_out: reason → number of answers left out, to which this function adds. An answer that
+            loses its thoughts only (`LOST_THOUGHTS`) is counted too.
 
     Raises:
         ContextOverflowError: the demonstration is too long for the model.
@@ -81,6 +84,7 @@ def render_demonstration(
     if last < 0:
         return None
     prompt, response, images = render_turn(messages[: last + 1], tools, tokenizer, label)
+    rendered = [(last, response)]
     earlier = []
     for place in others:
         turn_prompt, answer, _ = render_turn(messages[: place + 1], tools, tokenizer, label)
@@ -91,6 +95,9 @@ def render_demonstration(
                 "chat of its own"
             )
         earlier.append((len(turn_prompt), len(turn_prompt) + len(answer)))
+        rendered.append((place, answer))
+    lost = sum(_loses_thoughts(messages[place], answer, tokenizer) for place, answer in rendered)
+    left_out.update({LOST_THOUGHTS: lost} if lost else {})
     ids = Demonstration(prompt_ids=prompt, response_ids=response, earlier=earlier, images=images)
     return _checked(ids, tokenizer, label)
 
@@ -185,6 +192,14 @@ def _answers(
         else:
             places.append(place)
     return places
+
+
+def _loses_thoughts(
+    message: Mapping[str, Any], answer: Sequence[int], tokenizer: TransformersTokenizer
+) -> bool:
+    """Return whether a message has thoughts that are not in its rendered answer."""
+    thoughts = "".join(str(message.get("reasoning_content") or "").split())
+    return thoughts not in "".join(tokenizer.decode(answer).split())  # templates may trim them
 
 
 def render_turn(
