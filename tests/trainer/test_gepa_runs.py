@@ -314,6 +314,34 @@ def test_an_evaluation_of_another_text_of_the_app_is_said(
     assert f"; held out: {OWN_TEXT} 0 -> 2" in both.summary()
 
 
+@pytest.mark.parametrize("kind", ["argument", "request"])
+def test_an_algorithm_that_is_used_again_starts_with_the_prompts_of_the_app(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path, kind: str
+) -> None:
+    llm, held_out = LLM(base_url=thinker.url, model="thinker"), toy.tasks(model.url, 20, 21)
+    options: dict[str, Any] = {"reflection": llm, "max_rollouts": 40, "significance": None}
+    app = prompt_apps.worded
+    if kind == "argument":
+        options["prompts"] = {"style": PromptTemplate("SHOUT. Q: {q}")}
+        app = prompt_apps.styled
+    else:
+        options["optimize"] = ["style"]
+    algorithm, tasks = GEPA(**options), toy.tasks(model.url, *range(8))
+
+    def trainer(name: str) -> Trainer:
+        folder = tmp_path / name
+        return Trainer(algorithm, runners=1, folder=folder, reporter=SilentReporter())
+
+    first = trainer("first").fit(app, tasks, held_out)
+    assert [one.mean for one in first.evaluations] == [0.0, 1.0]
+    assert trainer("apart").evaluate(app, held_out).mean == 0.0
+    assert trainer("first").evaluate(app, held_out, resume=True).mean == 1.0
+    assert trainer("dry").dev(app, tasks).rewards.mean == 0.0
+    second = trainer("second").fit(app, tasks, held_out)
+    assert [one.mean for one in second.evaluations] == [0.0, 1.0]
+    assert second.prompts["style"].before == first.prompts["style"].before
+
+
 def test_an_attempt_that_an_endpoint_ended_is_paid_for(
     thinker: ScriptedServer, tmp_path: Path
 ) -> None:

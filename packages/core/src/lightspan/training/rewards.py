@@ -247,9 +247,8 @@ class FunctionScorer:
         return [self._parse(v, member) for v, member in zip(values, group, strict=True)]
 
     async def _score_one(self, member: Member) -> Scored:
-        arguments = {"answer": answer_of(member.episode), **member._asdict()}
         try:
-            value = await self._call(arguments)
+            value = await self._call({"answer": answer_of(member.episode), **member._asdict()})
         except Exception as error:
             return self._unscored(error)
         return self._parse(value, member)
