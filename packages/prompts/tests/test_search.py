@@ -280,6 +280,28 @@ async def test_every_proposal_has_a_line(
     assert len((tmp_path / "proposals.jsonl").read_text().splitlines()) == len(proposals)
 
 
+@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (0.2, 0.4, 0.3, 0.1)])
+async def test_a_sum_of_floats_is_a_perfect_reward(
+    make: Make, tmp_path: Path, weights: tuple[float, ...]
+) -> None:
+    world = World(tmp_path, lambda task, texts: sum(weights))
+    result = await search(make(perfect_reward=1.0), world)
+    assert sum(weights) != 1.0
+    assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
+    assert not any("is above" in note for note in world.notes)
+
+
+async def test_an_order_of_adding_is_no_gain(make: Make, tmp_path: Path) -> None:
+    """The better texts give 1.0, the initial ones 0.9999999999999999."""
+
+    def reward(task: Any, texts: Mapping[str, str]) -> float:
+        is_initial = texts == {"first": "Do Q.", "second": "Then Q."}
+        return 0.7 + 0.2 + 0.1 if is_initial else 1.0
+
+    result = await search(make(significance=0.5), World(tmp_path, reward))
+    assert (result.chosen, result.best) == (0, 0)
+
+
 async def test_rewards_above_the_perfect_one(
     make: Make, server: ScriptedServer, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from lightspan_prompts.search.candidates import (
     Candidate,
     Proposal,
     SearchResult,
+    rounded,
 )
 from lightspan_prompts.search.feedback import (
     Evidence,
@@ -797,7 +798,9 @@ class Evaluator:
         Always False without a perfect reward, and after any rollout has had a reward above it.
         """
         perfect, reward = self._perfect_reward, evidence.reward
-        return perfect is not None and _is_scored(evidence) and (reward or 0.0) >= perfect
+        if perfect is None or reward is None or not _is_scored(evidence):
+            return False
+        return rounded(reward) >= rounded(perfect)
 
     def why_perfect(self, evidence: Sequence[Evidence]) -> str:
         """Say that all tasks of the selection split are solved; empty if they are not."""
@@ -815,7 +818,7 @@ class Evaluator:
         """Note the first reward above the perfect one, and the first below the failure reward."""
         self._lowest = min([self._lowest, *rewards])
         number, lowest = self._failure_reward, min(rewards, default=math.inf)
-        if not (isinstance(number, str) or self._is_below) and lowest < number:
+        if not (isinstance(number, str) or self._is_below) and rounded(lowest) < rounded(number):
             self._is_below = True
             self._note(
                 f"a reward of {lowest:g} is below failure_reward={number:g}, so a text with which "
@@ -823,9 +826,10 @@ class Evaluator:
                 "below every reward"
             )
         highest = max(rewards, default=-math.inf)
-        if self._perfect_reward is not None and highest > self._perfect_reward:
+        perfect = self._perfect_reward
+        if perfect is not None and rounded(highest) > rounded(perfect):
             self._note(
-                f"a reward of {highest:g} is above perfect_reward={self._perfect_reward:g}, so no "
+                f"a reward of {highest:g} is above perfect_reward={perfect:g}, so no "
                 "task counts as solved: give the highest reward there is, or perfect_reward=None"
             )
             self._perfect_reward = None
