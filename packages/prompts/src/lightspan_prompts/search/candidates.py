@@ -268,7 +268,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         if used:
             lines.append(f"tokens: {'; '.join(used)}")
         if self.cost is not None:
-            of = ", for reflections alone: no call of the app was seen" if self.calls == 0 else ""
+            of = ", for reflections alone: no call of the app was seen"
+            if self.calls != 0:
+                of = ", without the app's calls for embeddings, which are not counted"
             lines.append(f"this cost {self.cost:.4g}, by prices={of}")
         if self.unpriced:
             names = ", ".join(map(repr, self.unpriced))
