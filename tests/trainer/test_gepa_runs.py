@@ -16,6 +16,7 @@ import msgspec
 import prompt_apps  # type: ignore[import-not-found]
 import pytest
 
+import lightspan
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.errors import AppError, ConfigError, DataError
@@ -144,6 +145,33 @@ def test_instructions_of_an_agent_are_exported_as_they_are_sent(
         "desk": "Answer {desk}, not {{x}}.",
         "form": "Answer {{desk}}, not {{{{x}}}}.",
     }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ('As {"desk": 1}.', 'As {{"desk": 1}}, {{desk}}.', 'As {"desk": 1}, {desk}.'),
+        ("Help {who}.", "Help {who}: {{desk}}.", "Help {who}: {{desk}}."),
+        ('Help {who}: {"a": 1}', 'Help {who}: {{"a": {{desk}}}}', 'Help {who}: {"a": {desk}}'),
+    ],
+)
+def test_a_text_of_the_code_is_exported_with_the_braces_that_the_code_needs(
+    run: Run,
+    tmp_path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    before: str,
+    after: str,
+    text: str,
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run[0], copy)
+    texts = {"before": before, "after": after}
+    learned = {when: {"type": "prompt", "template": each} for when, each in texts.items()}
+    (copy / "prompts.json").write_text(json.dumps({"desk": {**learned, "place": "code"}}))
+    assert main(["export", str(copy), "prompts"]) == 0
+    assert capsysbinary.readouterr().out == text.encode() + b"\n"
+    with lightspan.apply_prompts(copy):
+        assert lightspan.prompt("desk", before) == text
 
 
 def test_a_prompts_name_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
