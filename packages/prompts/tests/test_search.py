@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -697,6 +698,36 @@ async def test_a_model_without_a_usable_text_ends_the_run(
     assert result.reflections == len(server.requests)
     assert result.unusable >= 8
     assert any(proposal.text for proposal in result.proposals)
+
+
+async def test_a_model_that_repeats_its_texts_ends_the_search(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """It always gives one text per prompt, and now and then none; the first of both are new."""
+    turns = itertools.count()
+
+    def repeats(request: Request) -> str:
+        if next(turns) % 5 == 4:
+            return "I would rather not."
+        return f"<prompt>{text_of(request).split()[0]} {{q}} ALPHA BETA.</prompt>"
+
+    server.script = repeats
+    options: dict[str, Any] = {"merge": False} if make.func is gepa else {"beam_rounds": 20}
+    world = World(tmp_path, lambda task, texts: 0.5)
+    found = await search(make(**options), world)
+    assert found.ended == (
+        "20 answers in a row of the reflection model had no new text; another model or a higher "
+        "temperature may give one, in another folder"
+    )
+    assert world.notes.count(found.ended) == 1
+    texts = {each.text for each in found.proposals if each.text}
+    assert texts == {"Do {q} ALPHA BETA.", "Then {q} ALPHA BETA."}
+    if make.func is gepa:
+        assert (found.unusable, found.reflections) == (20, 22)
+    asked = len(server.requests)
+    again = await search(make(**options), World(tmp_path, world.reward))
+    assert (pool(again), again.ended) == (pool(found), found.ended)
+    assert len(server.requests) == asked
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ class Search:
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
-        if spent := trials.spent():
-            return spent
+        if ended := trials.spent() or trials.why_stale():
+            return ended
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:

@@ -266,7 +266,7 @@ class Search:
                 f"{done} reflections are done, and an iteration takes {settings.proposals}"
             )
         else:
-            self._ended = trials.spent()
+            self._ended = trials.spent() or trials.why_stale()
         return bool(self._ended)
 
     # --- in the library's thread ------------------------------------------------------------
