@@ -145,6 +145,17 @@ async def test_it_takes_turns(server: ScriptedServer, tmp_path: Path, kind: str)
     ].count("more")
 
 
+async def test_a_new_run_starts_with_the_initial_prompts(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    algorithm = alternate(server)
+    fresh = algorithm.state()
+    await steps(algorithm, World(tmp_path), 1, 2)
+    assert "more" in text_of(algorithm)
+    algorithm.reset()
+    assert (text_of(algorithm), algorithm.state()) == ("Say {q}", fresh)
+
+
 async def test_weights_never_see_what_prompts_are_chosen_by(
     server: ScriptedServer, tmp_path: Path
 ) -> None:

@@ -217,6 +217,25 @@ def test_a_critic_is_told_at_the_start() -> None:
     assert lines(estimator="ppo") == lines(critic=Critic(lam=0.95, warmup=9)) == later
 
 
+@pytest.mark.parametrize(
+    ("options", "learned"),
+    [
+        ({"critic": True}, {"critic": {"explained": 0.9, "by_policy": {"policy": 9}}}),
+        ({"estimator": "dr_grpo"}, {"token_constants": {"policy": 7.5}}),
+        ({"tasks": "adaptive"}, {"history": {"step": 3}}),
+    ],
+)
+def test_an_algorithm_that_is_used_again_knows_nothing_of_the_run_before(
+    options: dict[str, Any], learned: dict[str, Any]
+) -> None:
+    algorithm = LightningRL(MODEL, **options)
+    before = algorithm.state(), algorithm.batch_config
+    algorithm.load_state({**algorithm.state(), **learned})
+    assert (algorithm.state(), algorithm.batch_config) != before
+    algorithm.reset()
+    assert (algorithm.state(), algorithm.batch_config) == before
+
+
 def test_settings_that_were_stored_can_be_read_back() -> None:
     """Check that reading all fields of settings, also those without effect, is no error."""
     for settings in (

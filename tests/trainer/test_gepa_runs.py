@@ -16,6 +16,7 @@ import msgspec
 import prompt_apps  # type: ignore[import-not-found]
 import pytest
 
+import lightspan
 from lightspan import GEPA, LLM, PromptTemplate, Trainer
 from lightspan.cli import main
 from lightspan.errors import AppError, ConfigError, DataError
@@ -144,6 +145,33 @@ def test_instructions_of_an_agent_are_exported_as_they_are_sent(
         "desk": "Answer {desk}, not {{x}}.",
         "form": "Answer {{desk}}, not {{{{x}}}}.",
     }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ('As {"desk": 1}.', 'As {{"desk": 1}}, {{desk}}.', 'As {"desk": 1}, {desk}.'),
+        ("Help {who}.", "Help {who}: {{desk}}.", "Help {who}: {{desk}}."),
+        ('Help {who}: {"a": 1}', 'Help {who}: {{"a": {{desk}}}}', 'Help {who}: {"a": {desk}}'),
+    ],
+)
+def test_a_text_of_the_code_is_exported_with_the_braces_that_the_code_needs(
+    run: Run,
+    tmp_path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    before: str,
+    after: str,
+    text: str,
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run[0], copy)
+    texts = {"before": before, "after": after}
+    learned = {when: {"type": "prompt", "template": each} for when, each in texts.items()}
+    (copy / "prompts.json").write_text(json.dumps({"desk": {**learned, "place": "code"}}))
+    assert main(["export", str(copy), "prompts"]) == 0
+    assert capsysbinary.readouterr().out == text.encode() + b"\n"
+    with lightspan.apply_prompts(copy):
+        assert lightspan.prompt("desk", before) == text
 
 
 def test_a_prompts_name_leads_nowhere_else(run: Run, tmp_path: Path) -> None:
@@ -312,6 +340,34 @@ def test_an_evaluation_of_another_text_of_the_app_is_said(
     assert f", 2 {OWN_TEXT}; sampled" in last.text("reward")
     both = dataclasses.replace(result, evaluations=(result.evaluations[0], last))
     assert f"; held out: {OWN_TEXT} 0 -> 2" in both.summary()
+
+
+@pytest.mark.parametrize("kind", ["argument", "request"])
+def test_an_algorithm_that_is_used_again_starts_with_the_prompts_of_the_app(
+    model: ScriptedServer, thinker: ScriptedServer, tmp_path: Path, kind: str
+) -> None:
+    llm, held_out = LLM(base_url=thinker.url, model="thinker"), toy.tasks(model.url, 20, 21)
+    options: dict[str, Any] = {"reflection": llm, "max_rollouts": 40, "significance": None}
+    app = prompt_apps.worded
+    if kind == "argument":
+        options["prompts"] = {"style": PromptTemplate("SHOUT. Q: {q}")}
+        app = prompt_apps.styled
+    else:
+        options["optimize"] = ["style"]
+    algorithm, tasks = GEPA(**options), toy.tasks(model.url, *range(8))
+
+    def trainer(name: str) -> Trainer:
+        folder = tmp_path / name
+        return Trainer(algorithm, runners=1, folder=folder, reporter=SilentReporter())
+
+    first = trainer("first").fit(app, tasks, held_out)
+    assert [one.mean for one in first.evaluations] == [0.0, 1.0]
+    assert trainer("apart").evaluate(app, held_out).mean == 0.0
+    assert trainer("first").evaluate(app, held_out, resume=True).mean == 1.0
+    assert trainer("dry").dev(app, tasks).rewards.mean == 0.0
+    second = trainer("second").fit(app, tasks, held_out)
+    assert [one.mean for one in second.evaluations] == [0.0, 1.0]
+    assert second.prompts["style"].before == first.prompts["style"].before
 
 
 def test_an_attempt_that_an_endpoint_ended_is_paid_for(

@@ -358,7 +358,30 @@ BALLOT = Ballot("…", ("first", "second"))
     ],
 )
 def test_what_is_no_score_is_none(answer: str, expected: list[Any]) -> None:
-    results = scores(BALLOT, answer)
+    check_scores(scores(BALLOT, answer), expected)
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "content_filter"])
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ('I end with {"A": 10, "B": 10}. First, is A', ["was cut off (finish_reason="] * 2),
+        ('I end with\n{"A": 10, "B": 10}\nFirst,', ["was cut off (finish_reason="] * 2),
+        ('I end with {"A": 10, "B": 10}', ["was cut off (finish_reason="] * 2),
+        ('<think>So:\n{"A": 10, "B": 10}', ["was cut off (finish_reason="] * 2),
+        ("", ["was cut off (finish_reason="] * 2),
+        ('A is better.\n{"A": 7.5, "B": 2}', [0.75, 0.2]),
+        ('{"A": 7.5, "B": 2}\n  \n\n', [0.75, 0.2]),
+        ('A is better.\n```json\n{"A": 7.5, "B": 2}\n```', [0.75, 0.2]),
+    ],
+)
+def test_an_answer_that_was_cut_off_has_the_scores_of_its_last_line(
+    answer: str, expected: list[Any], finish_reason: str
+) -> None:
+    check_scores(scores(BALLOT, answer, finish_reason), expected)
+
+
+def check_scores(results: list[float | str], expected: list[Any]) -> None:
     for one, wanted in zip(results, expected, strict=True):
         if isinstance(wanted, str):
             assert isinstance(one, str)

@@ -52,7 +52,10 @@ async def test_money_is_counted(server: ScriptedServer, tmp_path: Path) -> None:
     assert 1.5 <= result.cost < 3
     assert result.ended == f"max_cost=1.5 is used up: {result.cost:.4g}"
     assert result.metrics()["cost"] == result.cost
-    assert f"this cost {result.cost:.4g}, by prices=" in result.notes()
+    assert (
+        f"this cost {result.cost:.4g}, by prices=, without the app's calls for embeddings, which "
+        "are not counted"
+    ) in result.notes()
     assert not any(each.again for each in result.candidates)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -272,15 +273,19 @@ def test_what_became_of_each_text_is_counted(ask: Any) -> None:
     assert evidence_of(played(app, told, 1)[0], None).asked == []
 
 
+@pytest.mark.parametrize("asking", ["router", "builder", ""])
 @pytest.mark.parametrize("pattern", ["router", "*"])
-def test_an_agent_that_asks_for_its_text(ask: Any, pattern: str) -> None:
+def test_an_agent_that_asks_for_its_text(ask: Any, pattern: str, asking: str) -> None:
+    """The agent, another one, or code outside of agents may request the text."""
+
     def app(n: int) -> None:
-        with agent("router"):
+        with agent(asking) if asking else nullcontext():
             told = prompt("router", "Which desk? {mail}").format(mail=n)
         ask("router", told)
         ask("router", {**USER, "content": told})
 
     discovered = surveyed(app, pattern)
+    assert discovered.components["router"].place is PromptPlace.CODE
     [episode] = played(app, discovered.instructions({"router": "Better: {mail}"}), 1)
     seen = evidence_of(episode, None, discovered.concerns)
     assert (seen.applied, seen.kept, seen.asked) == (1, {}, ["router"])

@@ -57,6 +57,7 @@ def test_the_text_of_an_answer(answer: str, text: str) -> None:
         ("<prompt> </prompt>", "stop", "has no <prompt>"),
         ("</prompt>a<prompt>", "stop", "has no <prompt>"),
         ("<prompt>Do {q}, and", "length", "was cut off"),
+        ("<prompt>Do {q}.</prompt>\nNo: <prompt>", "content_filter", "was cut off"),
         ("<prompt>Do {q} now.</prompt>\nBut <prompt>better", "length", "was cut off"),
         ("I will write it between <prompt> and </prompt> and", "stop", "has no <prompt>"),
         ("<think>Maybe <prompt>Do {q} now.</prompt>", "stop", "has no <prompt>"),

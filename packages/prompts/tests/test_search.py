@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -278,6 +279,28 @@ async def test_every_proposal_has_a_line(
     assert not any("in place of" in note for note in again.notes)
     assert again.recorded == world.recorded  # `metrics.jsonl` begins anew with the step
     assert len((tmp_path / "proposals.jsonl").read_text().splitlines()) == len(proposals)
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (0.2, 0.4, 0.3, 0.1)])
+async def test_a_sum_of_floats_is_a_perfect_reward(
+    make: Make, tmp_path: Path, weights: tuple[float, ...]
+) -> None:
+    world = World(tmp_path, lambda task, texts: sum(weights))
+    result = await search(make(perfect_reward=1.0), world)
+    assert sum(weights) != 1.0
+    assert (result.rollouts, result.reflections, result.chosen) == (5, 0, 0)
+    assert not any("is above" in note for note in world.notes)
+
+
+async def test_an_order_of_adding_is_no_gain(make: Make, tmp_path: Path) -> None:
+    """The better texts give 1.0, the initial ones 0.9999999999999999."""
+
+    def reward(task: Any, texts: Mapping[str, str]) -> float:
+        is_initial = texts == {"first": "Do Q.", "second": "Then Q."}
+        return 0.7 + 0.2 + 0.1 if is_initial else 1.0
+
+    result = await search(make(significance=0.5), World(tmp_path, reward))
+    assert (result.chosen, result.best) == (0, 0)
 
 
 async def test_rewards_above_the_perfect_one(
@@ -675,6 +698,36 @@ async def test_a_model_without_a_usable_text_ends_the_run(
     assert result.reflections == len(server.requests)
     assert result.unusable >= 8
     assert any(proposal.text for proposal in result.proposals)
+
+
+async def test_a_model_that_repeats_its_texts_ends_the_search(
+    make: Make, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """It always gives one text per prompt, and now and then none; the first of both are new."""
+    turns = itertools.count()
+
+    def repeats(request: Request) -> str:
+        if next(turns) % 5 == 4:
+            return "I would rather not."
+        return f"<prompt>{text_of(request).split()[0]} {{q}} ALPHA BETA.</prompt>"
+
+    server.script = repeats
+    options: dict[str, Any] = {"merge": False} if make.func is gepa else {"beam_rounds": 20}
+    world = World(tmp_path, lambda task, texts: 0.5)
+    found = await search(make(**options), world)
+    assert found.ended == (
+        "20 answers in a row of the reflection model had no new text; another model or a higher "
+        "temperature may give one, in another folder"
+    )
+    assert world.notes.count(found.ended) == 1
+    texts = {each.text for each in found.proposals if each.text}
+    assert texts == {"Do {q} ALPHA BETA.", "Then {q} ALPHA BETA."}
+    if make.func is gepa:
+        assert (found.unusable, found.reflections) == (20, 22)
+    asked = len(server.requests)
+    again = await search(make(**options), World(tmp_path, world.reward))
+    assert (pool(again), again.ended) == (pool(found), found.ended)
+    assert len(server.requests) == asked
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,7 @@ class Trainer:
         """
         end_if_imported_by_a_runner()
         algorithm = self.algorithm
+        algorithm.reset()  # the object may have been used before
         if app.program is not None:
             app.program.check_routing(algorithm.routing())
         resources = algorithm.resources()

@@ -119,7 +119,19 @@ def test_other_texts_read_as_they_were_written(before: str, after: str) -> None:
 def test_an_app_may_fill_a_learned_text_itself(after: str) -> None:
     learned = PromptTemplate("Which {a}?").rewritten(after + "{a}")
     assert filled_as("Which {a}?", learned.template).format(a="?") == learned.format(a="?")
-    assert filled_as('as {"b": {a}}', learned.template) == learned.template  # not by `format`
+    assert filled_as('as {"b": {a}}', learned.template) == after + "{a}"  # not by `format`
+
+
+def test_an_app_may_replace_a_placeholder_in_a_text_with_braces() -> None:
+    """`str.format` cannot fill the app's text, so the learned one has no doubled braces either."""
+    text = 'Help {who}. Answer as {"desk": "billing"}.'
+    before = PromptTemplate(text)
+    learned = LearnedPrompt(
+        before=before, after=before.rewritten(f"{text} Or {{desk}}."), place=PromptPlace.CODE
+    )
+    reading = Instructions(prompts={"p": learned}).text_of("p", text)
+    assert reading is not None
+    assert reading.sent == 'Help {who}. Answer as {"desk": "billing"}. Or {desk}.'
 
 
 def test_what_changed() -> None:

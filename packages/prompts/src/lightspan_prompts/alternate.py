@@ -176,6 +176,10 @@ class Alternate(Algorithm):
     def inspect_episodes(self, episodes: Sequence[Episode]) -> list[str]:
         return self.prompts.inspect_episodes(episodes)
 
+    def reset(self) -> None:
+        self._state = _State()
+        self.weights.reset()
+
     def state(self) -> dict[str, Json]:
         return {**msgspec.to_builtins(self._state), "half": self.weights.state()}
 

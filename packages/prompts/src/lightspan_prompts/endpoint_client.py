@@ -32,6 +32,8 @@ WAIT_GROWTH: Final = 0.1
 LONG_WAIT_S: Final = 5.0
 """Seconds from which a wait on a rate limit is noted; shorter ones of a request are noted once, if
 they add up to as much."""
+CUT_OFF: Final = ("length", "content_filter")
+"""Values of `Answer.finish_reason` if the endpoint ended the answer before the model did."""
 _PERMANENT_CODES: Final = ("insufficient_quota", "billing_not_active")
 """Error codes of a 429 response for which a retry is useless."""
 

@@ -16,11 +16,14 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from lightspan.schema.validation import is_number
+from lightspan_prompts.endpoint_client import CUT_OFF
 from lightspan_prompts.thoughts import without_thoughts
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_SCORE: Final = 10
 """The best score, which is a reward of 1."""
+
+_JSON: Final = re.compile(r"\{[^{}]*\}")
 
 _QUESTION: Final = """\
 You judge what an application of language models did. Score {each} by this rubric:
@@ -82,14 +85,19 @@ def ballots(
 
 
 def scores(ballot: Ballot, answer: str, finish_reason: str = "stop") -> list[float | str]:
-    """Return the reward (0 to 1) of each transcript; a text with the reason if there is none."""
+    """Return the reward (0 to 1) of each transcript; a text with the reason if there is none.
+
+    An answer that was cut off has scores only if its last line is the line of JSON. JSON before
+    that may be quoted from the request, or be a score that the judge did not keep.
+    """
     letters = LETTERS[: len(ballot.shown)]
-    ratings = _last_object(answer)
+    ratings, problem = _last_object(answer), "has no line of JSON"
+    if finish_reason in CUT_OFF:
+        problem = f"was cut off (finish_reason={finish_reason})"
+        last_line = answer.rstrip("` \n").rpartition("\n")[2].strip()
+        ratings = ratings if _JSON.fullmatch(last_line) else None
     if ratings is None:
-        cut = " was cut off (finish_reason=length)" if finish_reason == "length" else ""
-        return [f"the judge's answer{cut or ' has no line of JSON'}: {answer[-80:]!r}"] * len(
-            letters
-        )
+        return [f"the judge's answer {problem}: {answer[-80:]!r}"] * len(letters)
     return [_score(ratings, letter) for letter in letters]
 
 
@@ -153,7 +161,7 @@ def _last_object(answer: str) -> dict[str, object] | None:
 
 def _last_object_in(answer: str) -> re.Match[str] | None:
     """Find the last JSON object in a text; None if there is none."""
-    for match in reversed(list(re.finditer(r"\{[^{}]*\}", answer))):
+    for match in reversed(list(_JSON.finditer(answer))):
         try:
             json.loads(match[0])
         except ValueError:

@@ -1,8 +1,24 @@
-"""Say what the placeholders of a learned prompt stand for."""
+"""Return the text of a learned prompt to paste into an app, and say what its placeholders are."""
 
 from __future__ import annotations
 
 from lightspan.schema.prompts import LearnedPrompt, PromptPlace
+from lightspan.schema.system_prompts import Instructions
+
+
+def text_to_paste(name: str, prompt: LearnedPrompt) -> str:
+    """Return the learned text as it replaces the app's own text in the app's code.
+
+    An agent's instructions are sent as they are, so their braces are single. A text that the app
+    passes to `lightspan.prompt` has the braces that this function returns. An argument is the
+    template itself.
+    """
+    if prompt.place is PromptPlace.AGENT:
+        return prompt.after.text
+    if prompt.place is PromptPlace.ARGUMENT:
+        return prompt.template
+    reading = Instructions(prompts={name: prompt}).text_of(name, prompt.before.template)
+    return prompt.template if reading is None or reading.sent is None else reading.sent
 
 
 def placeholder_note(prompt: LearnedPrompt) -> str:

@@ -354,7 +354,7 @@ class LightningRL(LightningSettings, Algorithm):
         }
         names = {setting.name for setting in fields(BatchConfig)} - settings.keys()
         settings |= {name: getattr(self, name) for name in names}
-        self._batch_config = BatchConfig(**settings)
+        self._initial_config = BatchConfig(**settings)
         policies = _policy_names(self.optimize)
         selection = Selection.of(
             policies,
@@ -365,18 +365,20 @@ class LightningRL(LightningSettings, Algorithm):
         self._routing = selection.routing
         self._specs = self._policy_specs(selection.policies)
         self._supported: frozenset[Rejection] = frozenset()
+        self.reset()
+
+    # --- interface of `Algorithm` ---------------------------------------------------------
+    def reset(self) -> None:
+        self._batch_config = self._initial_config
         self._collect_metrics: Metrics = {}
         self._middle_call: int | None = None
-        self._was_scored = False
-        self._was_computed = False
+        self._was_scored = self._was_computed = False
         self._unscored_tasks: set[str] = set()
-        self._critic_warmup = CriticWarmup()
-        self._history = GroupHistory()
+        self._critic_warmup, self._history = CriticWarmup(), GroupHistory()
         self._names: list[str] = []
         self.last_batch: Batch | None = None
         """Batch of the latest step; None before the first."""
 
-    # --- interface of `Algorithm` ---------------------------------------------------------
     @property
     def base_model(self) -> str:
         return self.model
@@ -459,8 +461,7 @@ class LightningRL(LightningSettings, Algorithm):
         if "mixture" in state:
             mixture = msgspec.convert(state["mixture"], Mixture)
             self._batch_config = replace(self._batch_config, mixture=mixture)
-        constants = state.get("token_constants")
-        if self._fixes_constants and isinstance(constants, Mapping):
+        if self._fixes_constants and isinstance(constants := state.get("token_constants"), Mapping):
             self._batch_config = replace(self._batch_config, token_constant=dict(constants))
 
     def config(self) -> dict[str, Json]:
@@ -700,10 +701,9 @@ class LightningRL(LightningSettings, Algorithm):
         zero = sum(not group.has_gradient for group in groups)
         shares: Metrics = {"tasks/zero_gradient": zero / max(1, len(groups))}
         if self.tasks == "adaptive":
-            own = [group.task_id for group in groups]
-            for name, names in {"predicted": own, "shuffled": self._names}.items():
-                share = history.chance_of_zero(names, self.group_size)
-                shares[f"tasks/zero_gradient_{name}"] = share
+            kinds = {"predicted": [g.task_id for g in groups], "shuffled": self._names}
+            for kind, ids in kinds.items():
+                shares[f"tasks/zero_gradient_{kind}"] = history.chance_of_zero(ids, self.group_size)
             history.add(groups, history.returns)
         if self.replay is not None:
             history.add_replays(step, groups, self.replay)
@@ -750,8 +750,7 @@ class LightningRL(LightningSettings, Algorithm):
                 f"{missing} of {len(parts)} updates were skipped"
             )
         trainer.explain(explanations)
-        merged = metrics.merge_updates(results)
-        merged["approx_kl"] = moved
+        merged = metrics.merge_updates(results) | {"approx_kl": moved}
         if self.target_kl is not None:
             merged["kl_skipped"] = missing
         if loss.needs_old_logprobs:

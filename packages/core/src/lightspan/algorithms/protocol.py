@@ -378,6 +378,13 @@ class Algorithm(Protocol):
         """
         return
 
+    def reset(self) -> None:
+        """Discard what an earlier run with this object learned; a new run or evaluation begins.
+
+        If it continues from a checkpoint, `load_state` follows.
+        """
+        return
+
     def starts_again(self, before: Mapping[str, Json]) -> bool:
         """Return whether a resumed run starts with step 1 again.
 

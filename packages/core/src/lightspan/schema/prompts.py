@@ -248,14 +248,15 @@ def _shortest_values(literals: Sequence[str], text: str) -> list[str]:
 
 
 def filled_as(original: str, learned: str) -> str:
-    """Return `learned`, with its literal braces doubled if `str.format` needs that.
+    """Return `learned`, with literal braces as the app needs them.
 
     An app may call `str.format` on its prompt itself. If `str.format` can fill `original` but not
-    `learned`, the braces are doubled so that it can fill the result.
+    `learned`, the braces are doubled so that it can fill the result. If it cannot fill `original`,
+    the app does not call it, so the braces are single.
     """
-    if _parsed(original) is None or _parsed(learned) is not None:
-        return learned
-    return _escaped(_pieces(learned))
+    if _parsed(original) is None:
+        return _single_braces(learned)
+    return learned if _parsed(learned) is not None else _escaped(_pieces(learned))
 
 
 class LearnedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -247,9 +247,8 @@ class FunctionScorer:
         return [self._parse(v, member) for v, member in zip(values, group, strict=True)]
 
     async def _score_one(self, member: Member) -> Scored:
-        arguments = {"answer": answer_of(member.episode), **member._asdict()}
         try:
-            value = await self._call(arguments)
+            value = await self._call({"answer": answer_of(member.episode), **member._asdict()})
         except Exception as error:
             return self._unscored(error)
         return self._parse(value, member)
@@ -280,9 +279,9 @@ class FunctionScorer:
 def with_reward(episode: Episode, scored: Scored | None) -> Episode:
     """Return the episode with a scorer's reward in place of the app's.
 
-    The app's own reward becomes one of `dimensions`, which are further named rewards. An unfinished
-    episode is returned unchanged. If the app failed, the result has no reward (see
-    `score_failure`).
+    The app's own reward becomes one of `dimensions`, which are further named rewards: the app's
+    and the scorer's, of equal names the scorer's. An unfinished episode is returned unchanged. If
+    the app failed, the result has no reward (see `score_failure`).
 
     Args:
         episode: episode of a rollout.
@@ -293,13 +292,13 @@ def with_reward(episode: Episode, scored: Scored | None) -> Episode:
         return episode
     if app_failed(episode):
         return replace(episode, reward=None, dimensions={}, reward_source=None)
-    if scored is None:
-        why = "its trace is damaged" if episode.capture_errors else "it was not scored"
-        scored = Scored(why=episode.unscored or why)
+    why = "its trace is damaged" if episode.capture_errors else "it was not scored"
+    scored = scored or Scored(why=episode.unscored or why)
+    named = {name: value for name, value in episode.dimensions.items() if name != "reward"}
     return replace(
         episode,
         reward=scored.value,
-        dimensions={**scored.dimensions, **own},
+        dimensions={**named, **scored.dimensions, **own},
         reward_source="scored",
         unscored="" if scored.value is not None else scored.why,
         reasons=scored.reasons,

@@ -23,6 +23,7 @@ from lightspan_prompts.search.candidates import (
     SearchResult,
     Split,
     TooFewRolloutsError,
+    rounded,
 )
 from lightspan_prompts.search.evaluator import Evaluator, Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
@@ -159,7 +160,7 @@ class Search:
     def chosen(self) -> int:
         """Return the number of the candidate with the highest mean on the whole selection split."""
         whole = [number for number, candidate in enumerate(self._candidates) if candidate.is_whole]
-        return max(whole, key=lambda n: (self._candidates[n].is_scored, self._candidates[n].mean))
+        return max(whole, key=lambda n: self._candidates[n].rank)
 
     @property
     def best(self) -> dict[str, str]:
@@ -208,8 +209,8 @@ class Search:
         plan, trials = self._plan, self._trials
         if perfect := self._perfect():
             return perfect
-        if spent := trials.spent():
-            return spent
+        if ended := trials.spent() or trials.why_stale():
+            return ended
         if self._expansions():
             return ""
         if plan.max_reflections is not None and plan.max_reflections - trials.reflections < 2:
@@ -367,7 +368,7 @@ class Search:
             if not self._candidates[n].is_whole:
                 self._keep(n, run, is_whole=False)
         # the earlier one of equals: a change that gains nothing is not worth making
-        self._beam = sorted(numbers, key=lambda n: (-means[n], n))[: self._plan.beam_width]
+        self._beam = sorted(numbers, key=lambda n: (-rounded(means[n]), n))[: self._plan.beam_width]
         if not self._candidates[self._beam[0]].is_whole:
             await self._compare_whole(self._beam[0])
         for n in numbers:

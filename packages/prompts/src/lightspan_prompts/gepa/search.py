@@ -31,6 +31,7 @@ from lightspan_prompts.search.candidates import (
     SearchResult,
     Split,
     TooFewRolloutsError,
+    rounded,
 )
 from lightspan_prompts.search.evaluator import Question, SpentError, Trial
 from lightspan_prompts.search.feedback import Evidence
@@ -50,8 +51,6 @@ log = logging.getLogger(__name__)
 
 SHIFT: Final = 2.0**20
 """Shift of rewards for the library, so that every score is positive."""
-STEPS: Final = 2.0**24
-"""Rewards are rounded to 1 / STEPS, so that sums of scores are exact and equal candidates tie."""
 MERGE_TASKS: Final = 5
 """Number of tasks on which the library tries a merged candidate."""
 
@@ -218,8 +217,7 @@ class Search:
         self._candidates[:] = [self._trials.with_rewards(*pair) for pair in pairs]
 
     def _rank(self, number: int) -> tuple[bool, float]:
-        candidate = self._candidates[number]
-        return candidate.is_scored, candidate.mean
+        return self._candidates[number].rank
 
     def _second_run(self, number: int) -> Trial:
         """Return the trial of a finalist, the candidate `number`."""
@@ -268,7 +266,7 @@ class Search:
                 f"{done} reflections are done, and an iteration takes {settings.proposals}"
             )
         else:
-            self._ended = trials.spent()
+            self._ended = trials.spent() or trials.why_stale()
         return bool(self._ended)
 
     # --- in the library's thread ------------------------------------------------------------
@@ -349,7 +347,7 @@ class Search:
             return
         before, after = made.before, self._trials.mean_of(evaluation.seen)
         made = msgspec.structs.replace(made, after=after)
-        if _score(after) > _score(before):
+        if rounded(after) > rounded(before):
             self._open_proposals[name] = made  # the library compares it on the selection split
             return
         del self._open_proposals[name]
@@ -559,7 +557,7 @@ def _score(reward: float) -> float:
 
     The score is rounded so that sums of scores are exact.
     """
-    return SHIFT + round(reward * STEPS) / STEPS
+    return SHIFT + rounded(reward)
 
 
 def _name(texts: Mapping[str, str]) -> tuple[str, ...]:

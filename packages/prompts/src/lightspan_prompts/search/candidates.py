@@ -32,6 +32,19 @@ NO_CALLS: Final = (
 )
 
 
+STEPS: Final = 2.0**24
+"""Rewards are compared after rounding to 1 / STEPS. So 0.7 + 0.2 + 0.1, which floats add up to
+0.9999999999999999, equals 1."""
+
+
+def rounded(reward: float) -> float:
+    """Return a reward as it is compared with others.
+
+    Floats of at least `STEPS` are left as they are; some of them are too large to be multiplied.
+    """
+    return round(reward * STEPS) / STEPS if abs(reward) < STEPS else reward
+
+
 class TooFewRolloutsError(ConfigError):
     """The search's budget of rollouts is too small for one new candidate."""
 
@@ -57,6 +70,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     else it is never chosen."""
     is_whole: bool = True
     """Whether all tasks of the selection split were run; a partial result is never chosen."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Return a value that is larger for a better candidate."""
+        return self.is_scored, rounded(self.mean)
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -250,7 +268,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
         if used:
             lines.append(f"tokens: {'; '.join(used)}")
         if self.cost is not None:
-            of = ", for reflections alone: no call of the app was seen" if self.calls == 0 else ""
+            of = ", for reflections alone: no call of the app was seen"
+            if self.calls != 0:
+                of = ", without the app's calls for embeddings, which are not counted"
             lines.append(f"this cost {self.cost:.4g}, by prices={of}")
         if self.unpriced:
             names = ", ".join(map(repr, self.unpriced))

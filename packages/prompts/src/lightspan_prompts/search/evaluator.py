@@ -30,6 +30,7 @@ from lightspan_prompts.search.candidates import (
     Candidate,
     Proposal,
     SearchResult,
+    rounded,
 )
 from lightspan_prompts.search.feedback import (
     Evidence,
@@ -59,6 +60,9 @@ MAX_UNANSWERED: Final = 3
 """Number of questions in a row without a text after which the search stops."""
 MAX_UNUSABLE: Final = 8
 """Number of answers in a row without a usable text after which the search stops."""
+MAX_KNOWN: Final = 20
+"""Number of answers in a row without a new text after which the search ends. It is larger, because
+the model sees other rollouts with each question and may still have an idea."""
 
 
 class Runs(Protocol):
@@ -179,6 +183,8 @@ class Evaluator:
         """Number of questions in a row that this process asked and that got no text."""
         self._unusable = 0
         """Number of answers in a row that this process asked for and that had no usable text."""
+        self._known = 0
+        """Number of answers in a row that had no new text, those of the log included."""
         self._rewards: list[float] = []
         self._lowest = 0.0
         """Lowest of `_rewards`, at most 0."""
@@ -485,13 +491,16 @@ class Evaluator:
 
         Raises:
             EngineError: `MAX_UNUSABLE` answers in a row had no usable text. Texts that are known
-                already do not count here. Without a log, which could be resumed, never raised.
+                already do not count here (`why_stale`). Without a log, which could be resumed,
+                never raised.
         """
         self.unusable += problem is not None
-        if problem is None or isinstance(problem, Repeated):
-            self._unusable = 0
-        elif self._journal is not None and not self.is_replaying:
-            self._unusable += 1
+        if problem is None:
+            self._unusable = self._known = 0
+            return
+        self._known += 1
+        if self._journal is not None and not self.is_replaying:
+            self._unusable = 0 if isinstance(problem, Repeated) else self._unusable + 1
             if self._unusable >= MAX_UNUSABLE:
                 remedy = (
                     "give another model or other sampling, such as more tokens where answers are "
@@ -506,6 +515,19 @@ class Evaluator:
                     f"{MAX_UNUSABLE} answers in a row of the reflection model had no usable text, "
                     f"the last: {problem}; {remedy}, and continue with resume=True"
                 )
+
+    def why_stale(self) -> str:
+        """Say that `MAX_KNOWN` answers in a row had no new text; empty if one of them had.
+
+        A search ends then with its candidates so far, instead of using up its budget. Without a
+        log, always empty.
+        """
+        if self._known < MAX_KNOWN or self._journal is None or self.is_replaying:
+            return ""
+        return (
+            f"{MAX_KNOWN} answers in a row of the reflection model had no new text; another model "
+            "or a higher temperature may give one, in another folder"
+        )
 
     def _replayed(self, keys: Sequence[str], kind: type[E]) -> list[E | None]:
         if self._journal is None:
@@ -797,7 +819,9 @@ class Evaluator:
         Always False without a perfect reward, and after any rollout has had a reward above it.
         """
         perfect, reward = self._perfect_reward, evidence.reward
-        return perfect is not None and _is_scored(evidence) and (reward or 0.0) >= perfect
+        if perfect is None or reward is None or not _is_scored(evidence):
+            return False
+        return rounded(reward) >= rounded(perfect)
 
     def why_perfect(self, evidence: Sequence[Evidence]) -> str:
         """Say that all tasks of the selection split are solved; empty if they are not."""
@@ -815,7 +839,7 @@ class Evaluator:
         """Note the first reward above the perfect one, and the first below the failure reward."""
         self._lowest = min([self._lowest, *rewards])
         number, lowest = self._failure_reward, min(rewards, default=math.inf)
-        if not (isinstance(number, str) or self._is_below) and lowest < number:
+        if not (isinstance(number, str) or self._is_below) and rounded(lowest) < rounded(number):
             self._is_below = True
             self._note(
                 f"a reward of {lowest:g} is below failure_reward={number:g}, so a text with which "
@@ -823,9 +847,10 @@ class Evaluator:
                 "below every reward"
             )
         highest = max(rewards, default=-math.inf)
-        if self._perfect_reward is not None and highest > self._perfect_reward:
+        perfect = self._perfect_reward
+        if perfect is not None and rounded(highest) > rounded(perfect):
             self._note(
-                f"a reward of {highest:g} is above perfect_reward={self._perfect_reward:g}, so no "
+                f"a reward of {highest:g} is above perfect_reward={perfect:g}, so no "
                 "task counts as solved: give the highest reward there is, or perfect_reward=None"
             )
             self._perfect_reward = None

@@ -39,8 +39,8 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Agents matched by a glob whose instructions cannot be learned → reason."""
     patterns: list[str] = msgspec.field(default_factory=list)
     asking: list[str] = msgspec.field(default_factory=list)
-    """Agents that request their texts by name (`lightspan.prompt`); their requests are not
-    rewritten."""
+    """Agents that request their texts by name (`lightspan.prompt`), or have the name of such a
+    text; their requests are not rewritten."""
     dates: dict[str, list[str]] = msgspec.field(default_factory=dict)
     """Name of a text → its literals that look like today's date."""
 
@@ -178,6 +178,9 @@ def survey(episodes: Sequence[Episode], patterns: Sequence[str]) -> Surveyed:
             agents[path].append(texts)
     _check_patterns(patterns, episodes, [*agents, *named])
     asking = {text.agent for texts in named.values() for text in texts}
+    # an agent with the name of a prompt may get its text from where it is built
+    learned = [name for name in named if any(matches(pattern, name) for pattern in patterns)]
+    asking |= {path for path in agents if any(matches(name, path) for name in learned)}
     components: dict[str, Component] = {}
     left_out: dict[str, str] = {}
     days = _days_of(episodes)

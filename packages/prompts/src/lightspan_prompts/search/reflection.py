@@ -7,6 +7,7 @@ from typing import Final
 
 from lightspan.errors import ConfigError
 from lightspan.schema.prompts import PromptTemplate
+from lightspan_prompts.endpoint_client import CUT_OFF
 from lightspan_prompts.search.search_log import REFUSED
 from lightspan_prompts.thoughts import without_thoughts
 
@@ -62,8 +63,8 @@ def proposed_text(answer: str, finish_reason: str) -> str:
     """
     if finish_reason == REFUSED:
         raise Refused("the question was refused, so there is no answer")
-    if finish_reason == "length":
-        raise Unusable("the answer was cut off (finish_reason=length)")
+    if finish_reason in CUT_OFF:
+        raise Unusable(f"the answer was cut off (finish_reason={finish_reason})")
     answer = without_thoughts(answer)
     match = _MARKED.search(answer) or _INLINE.search(answer) or _FENCED.search(answer)
     if match is not None and match[1].strip():

@@ -188,6 +188,9 @@ class PromptSearch(Algorithm):
     def check_budget(self, split: Split) -> None:
         """Raise `TooFewRolloutsError` if the budget is too small for one new candidate."""
 
+    def reset(self) -> None:
+        self.found, self._has_discovered = None, False
+
     async def check_run(self, trainer: TrainerContext) -> None:
         """Check the search before the run's first evaluation of held-out tasks.
 

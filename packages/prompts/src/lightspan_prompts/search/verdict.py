@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from lightspan_prompts.search.candidates import Candidate, SearchResult
+from lightspan_prompts.search.candidates import Candidate, SearchResult, rounded
 
 MAX_SIGNS: Final = 14
 """Maximum number of gains of which all signs are enumerated."""
@@ -52,7 +52,8 @@ def chance_of(candidates: Sequence[Candidate], best: int) -> float:
     it is at least 2^-n, so few tasks cannot tell any gain from chance.
     """
     before, after = _rewards(candidates[0]), _rewards(candidates[best])
-    gains = [after[task] - before[task] for task in sorted(before.keys() & after.keys())]
+    tasks = sorted(before.keys() & after.keys())
+    gains = [rounded(after[task]) - rounded(before[task]) for task in tasks]
     return 1 - (1 - sign_flip_tail(gains)) ** (len(candidates) - 1)
 
 

@@ -190,7 +190,7 @@ def _copy_model(options: argparse.Namespace) -> None:
 
 def _write_prompts(options: argparse.Namespace) -> None:
     from lightspan.training.folder import RunFolder
-    from lightspan_tools.placeholders import placeholder_note
+    from lightspan_tools.placeholders import placeholder_note, text_to_paste
 
     run, out = RunFolder(Path(options.run_folder)), options.output
     run.read_config()  # raises if the folder holds no run
@@ -208,8 +208,7 @@ def _write_prompts(options: argparse.Namespace) -> None:
     for name, prompt in prompts.items():
         if note := placeholder_note(prompt):
             print_line(f"prompt {name}: {note}", sys.stderr)
-    # the instructions of an agent are sent as they are; other templates the app fills itself
-    texts_of = {n: p.after.text if p.agent else p.template for n, p in prompts.items()}
+    texts_of = {name: text_to_paste(name, prompt) for name, prompt in prompts.items()}
     if out is None:
         texts = list(texts_of.values())
         if len(texts) > 1:

@@ -118,13 +118,13 @@ class Distill(DistillSettings):
     name = "distill"
     teacher: Teacher
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    # --- interface of `Algorithm` ---------------------------------------------------------
+    def reset(self) -> None:
+        super().reset()
         # a rollout whose reward teaches nothing still has a teacher
         self._batch_config = replace(self._batch_config, keep_zero_advantages=True)
         self._was_scored = self.reward_weight == 0
 
-    # --- interface of `Algorithm` ---------------------------------------------------------
     @property
     def needs_rewards(self) -> bool:
         return self.reward_weight > 0
