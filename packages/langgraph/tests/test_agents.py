@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Any
 
@@ -11,6 +12,8 @@ pytest.importorskip("langchain_openai")
 pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, before_agent, wrap_model_call
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 
@@ -151,6 +154,81 @@ def test_a_cached_function_may_make_agents(server: ScriptedServer) -> None:
         return scout().invoke(state)
 
     assert agents(graph_of(("work", work))) == (("work",), False)
+
+
+def test_a_router_returns_names_of_nodes_not_of_globals(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspector = create_agent(chat(server), [], name="inspector")
+    monkeypatch.setitem(globals(), "inspect", inspector)
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("triage", lambda _: {})
+    graph.add_node("inspect", asks(chat(server)))
+    graph.add_edge(START, "triage")
+    graph.add_conditional_edges("triage", lambda _: "inspect", ["inspect"])
+    assert agents(graph.compile()) == (("triage", "inspect"), True)
+
+
+def _middleware(kind: str, helper: Any) -> Any:
+    def call(*_: Any) -> None:
+        helper.invoke(USER)
+
+    class Own(AgentMiddleware[Any, Any]):
+        def after_model(self, state: Any, runtime: Any) -> None:
+            call()
+
+    def around(request: Any, handler: Any) -> Any:
+        call()
+        return handler(request)
+
+    kinds = {"node": before_agent(call), "class": Own(), "model": wrap_model_call(around)}
+    return kinds[kind]
+
+
+@pytest.mark.parametrize("kind", ["node", "class", "model"])
+def test_agents_in_middleware(server: ScriptedServer, kind: str) -> None:
+    helper = create_agent(chat(server), [], name="helper")
+    middleware = [_middleware(kind, helper)]
+    host = create_agent(chat(server), [], name="host", middleware=middleware)
+    assert agents(host) == (("host", "host/helper"), True)
+    with captured() as run:
+        host.invoke(USER)
+    assert set(run.calls) == {"host", "host/helper"}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_tool_that_passes_its_config_on(
+    server: ScriptedServer, is_async: bool, in_graph: bool
+) -> None:
+    """Check that an agent keeps its name although the metadata in the config has its caller's."""
+    server.script = calls_tool("ask")
+    inner: Any = create_agent(chat(server), [], name="scout")
+    if in_graph:
+
+        def node(state: Any) -> Any:
+            return agent.invoke(state)
+
+        async def node_async(state: Any) -> Any:
+            return await agent.ainvoke(state)
+
+        agent, inner = inner, graph_of(("mid", node_async if is_async else node))
+
+    @tool
+    def ask(config: RunnableConfig) -> str:
+        """Ask."""
+        return str(inner.invoke(USER, config)["messages"][-1].content)
+
+    @tool("ask")
+    async def ask_async(config: RunnableConfig) -> str:
+        """Ask."""
+        return str((await inner.ainvoke(USER, config))["messages"][-1].content)
+
+    boss = create_agent(chat(server), [ask_async if is_async else ask], name="boss")
+    with captured() as run:
+        asyncio.run(boss.ainvoke(USER)) if is_async else boss.invoke(USER)
+    path = "boss/mid/scout" if in_graph else "boss/scout"
+    assert run.calls == ["boss", path, "boss"]
 
 
 # --- names given by hand --------------------------------------------------------------------

@@ -12,12 +12,15 @@ pytest.importorskip("langchain")
 
 from langchain.agents import create_agent
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
 
 from lightspan.capture.entry import open_scope
 from lightspan.capture.recorder import Recorder
 from lightspan.lightning import build_episode
+from lightspan.schema import semconv as c
 from lightspan.schema.spans import SpanStatus
 from lightspan_langgraph import _hook
 from lightspan_langgraph._identity import RunTree
@@ -29,6 +32,7 @@ from packages.langgraph.tests.langgraph_apps import (
     asks,
     calls_tool,
     chat,
+    graph_of,
     two_nodes,
 )
 
@@ -145,6 +149,90 @@ def test_the_calls_of_a_sub_agent_that_a_cycle_runs_again_are_known(server: Scri
     _, second, _ = run.llm_spans
     retried = {call.span_id for call in episode.calls if call.key in episode.retried}
     assert retried == {second.span_id}
+
+
+def test_calls_before_a_checkpoint_are_kept(server: ScriptedServer) -> None:
+    """Check an agent whose tool fails once: the resumed run asks nothing again."""
+    server.script = calls_tool("book")
+    failures = [ConnectionError("down")]
+
+    @tool
+    def book() -> str:
+        """Book."""
+        if failures:
+            raise failures.pop()
+        return "booked"
+
+    agent = create_agent(chat(server), [book], name="clerk", checkpointer=InMemorySaver())
+    _, retried = _resumed(agent)
+    assert retried == []
+    failures.append(ConnectionError("down"))
+    _, retried = _resumed(create_agent(chat(server), [book], name="clerk"), again=USER)
+    assert retried == ["clerk"]  # a new run repeats the call
+
+
+def test_only_what_a_resumed_graph_runs_again_is_repeated(server: ScriptedServer) -> None:
+    """Check a subgraph whose second node fails after its call, and runs again with the graph."""
+    model, failures = chat(server), [ValueError("no JSON")]
+
+    def review(state: Any) -> dict[str, Any]:
+        answer = model.invoke("review")
+        if failures:
+            raise failures.pop()
+        return {"messages": [answer]}
+
+    team = graph_of(("draft", asks(model, "draft")), ("review", review))
+    run, retried = _resumed(graph_of(("team", team), checkpointer=InMemorySaver()))
+    assert run.calls == ["team/draft", "team/review", "team/review"]
+    assert retried == ["team/review"]
+
+
+def test_calls_of_finished_tasks_are_kept(server: ScriptedServer) -> None:
+    model, failures = chat(server), [ConnectionError("down")]
+
+    @task
+    def draft() -> str:
+        return str(model.invoke("draft").content)
+
+    @task
+    def store() -> None:
+        if failures:
+            raise failures.pop()
+
+    @entrypoint(checkpointer=InMemorySaver())
+    def write(_: Any) -> str:
+        text: str = draft().result()
+        store().result()
+        return text
+
+    run, retried = _resumed(write)
+    assert (run.calls, retried) == (["write/draft"], [])
+
+
+def _resumed(graph: Any, again: Any = None) -> tuple[Any, list[str]]:
+    """Run a graph that fails, run it with the input `again`; return paths of retried calls too."""
+    config = {"configurable": {"thread_id": "1"}}
+    with captured() as run:
+        with pytest.raises((ConnectionError, ValueError)):
+            graph.invoke(USER, config)
+        graph.invoke(again, config)
+    attempt = make_attempt()
+    ids = {"rollout_id": attempt.rollout_id, "attempt_id": attempt.attempt_id}
+    spans = [span.replace(**ids) for span in run.spans]
+    calls = build_episode(attempt, make_rollout(), spans, []).calls
+    asked = [str(call.span.attributes[c.INPUT_MESSAGES]) for call in calls if call.span]
+    records = [
+        make_record(
+            call.call_id,
+            [*text.encode()],
+            sequence=(n, n),
+            agent_path=call.agent_path,
+            span_id=call.span_id,
+        )
+        for n, (call, text) in enumerate(zip(calls, asked, strict=True))
+    ]
+    episode = build_episode(attempt, make_rollout(), spans, records)
+    return run, [call.agent_path for call in episode.calls if call.key in episode.retried]
 
 
 def test_an_attempt_leaves_nothing_behind(server: ScriptedServer) -> None:

@@ -485,6 +485,13 @@ def test_an_agent_that_runs_again_with_the_same_prompt_was_retried():
     prompts = [(1, 2), (1, 2, 3), (5, 6), (1, 2), (1, 2, 4), (5, 6)]
     records = [make_record(f"c{n}", prompt, sequence=(n, n)) for n, prompt in enumerate(prompts)]
     assert build(spans, records).retried == {("c0", 0), ("c1", 0)}
+    resumed = [
+        span.replace(attributes={**span.attributes, c.AGENT_RESUMED: True})
+        if span.span_id in ("try2", "circle")
+        else span
+        for span in [*spans, block("circle", 31, 40, path="node/sub", parent="visit2")]
+    ]
+    assert build(resumed, records).retried == {("c0", 0), ("c1", 0)}  # by the prompt alone
     # siblings that overlap in time are no tries of each other
     parallel = [block("try2", 8, 29, path="node/sub", parent="visit3"), *spans]
     parallel = [span for span in parallel if span.span_id != "try2" or span.start_ns == 8]

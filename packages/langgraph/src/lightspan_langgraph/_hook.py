@@ -49,7 +49,7 @@ from lightspan.instrumentation import (
 )
 from lightspan_langgraph import _bypass, _cache
 from lightspan_langgraph._identity import End, RunKind, RunTree, Start
-from lightspan_langgraph._prebuilt import is_running_prebuilt
+from lightspan_langgraph._prebuilt import StartingGraph, is_running_prebuilt, starting_graph
 
 _NO_ERRORS: Final = (GraphBubbleUp, GeneratorExit)
 """Exceptions that interrupt or abandon a run; they do not count as errors."""
@@ -216,6 +216,7 @@ def _record_start(
     current: AgentContext, kind: RunKind, name: str, event: Mapping[str, Any], input: Any
 ) -> None:
     run_id, attempt = event["run_id"], _attempt(current.scope)
+    graph = starting_graph() if kind is RunKind.CHAIN else StartingGraph()
     attempt.tree.start(
         Start(
             run_id=run_id,
@@ -226,6 +227,8 @@ def _record_start(
             metadata=event.get("metadata") or {},
             attributes=_tool_arguments(event, input) if kind is RunKind.TOOL else {},
             runs_prebuilt=is_running_prebuilt(name) if kind is RunKind.CHAIN else None,
+            agent=graph.agent,
+            is_resumed=graph.is_resumed,
         )
     )
     _state.owners[run_id] = attempt

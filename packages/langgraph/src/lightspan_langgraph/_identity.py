@@ -42,12 +42,14 @@ from lightspan.instrumentation import (
     SpanKind,
     SpanStatus,
     end_span,
+    semconv,
 )
 
 EXPLICIT_KEY: Final = "lightspan_agent"
 """Metadata key with which a user names an agent."""
 
-_AGENT_KEY: Final = "lc_agent_name"
+AGENT_KEY: Final = "lc_agent_name"
+"""Metadata key with the name of the prebuilt agent to which a run belongs."""
 _NODE_KEY: Final = "langgraph_node"
 _NAMESPACE_KEY: Final = "langgraph_checkpoint_ns"
 _MADE_BY_KEY: Final = "ls_integration"
@@ -88,7 +90,7 @@ def graph_agent_name(name: str, node: str, metadata: Mapping[str, Any]) -> str |
     if name == _UNNAMED_GRAPH:
         return None
     says_its_name = metadata.get(_MADE_BY_KEY) == _CREATE_AGENT and node not in _REACT_NODES
-    return name if not says_its_name or name == metadata.get(_AGENT_KEY) else None
+    return name if not says_its_name or name == metadata.get(AGENT_KEY) else None
 
 
 class RunKind(StrEnum):
@@ -114,6 +116,10 @@ class Start(NamedTuple):
     """Span attributes of a tool run; empty for other runs."""
     runs_prebuilt: bool | None = None
     """Whether the run belongs to a prebuilt agent's node; None to decide by the node's name."""
+    agent: str | None = None
+    """Own name of the prebuilt agent whose graph the run is; None for other runs."""
+    is_resumed: bool = False
+    """Whether the run is that of a graph which goes on from a checkpoint."""
 
     @property
     def is_prebuilt(self) -> bool:
@@ -156,6 +162,8 @@ class _Run:
     between.
     """
     is_node: bool
+    is_resumed: bool
+    """Whether the run is inside a graph which goes on from a checkpoint, or is a node with one."""
     is_settled: bool = False
     """Whether it is decided that the graph of this run is an agent, or that it is none."""
     start_ns: int = field(default_factory=time.time_ns)
@@ -252,7 +260,8 @@ class RunTree:
         return self._open.get(run_id) or self._closed.get(run_id)
 
     def _span(self, run: _Run, event: End, span: _OpenSpan) -> Span:
-        is_tool = span.kind is SpanKind.TOOL
+        is_tool, resumed = span.kind is SpanKind.TOOL, {semconv.AGENT_RESUMED: True}
+        is_resumed = run.is_resumed and span.kind is SpanKind.AGENT
         return end_span(
             span.around.within(self.attempt),
             span.kind,
@@ -260,7 +269,7 @@ class RunTree:
             SpanEnd(event.status, event.message, event.attributes),
             span_id=span.inside.span_id,
             start_ns=run.start_ns,
-            attributes=run.start.attributes if is_tool else None,
+            attributes=run.start.attributes if is_tool else resumed if is_resumed else None,
         )
 
 
@@ -301,11 +310,14 @@ def _enter(order: int, event: Start, parent: _Run | None, *, is_node: bool) -> _
         start=event,
         inside=event.pushed if parent is None else _place_in(parent, event.pushed),
         namespace=_text(metadata.get(_NAMESPACE_KEY)),
-        agent_name=_text(metadata.get(_AGENT_KEY)),
+        agent_name=_text(metadata.get(AGENT_KEY)),
         explicit=_text(metadata.get(EXPLICIT_KEY)),
         node_span_id=parent.node_span_id if parent else None,
         is_node=is_node,
+        is_resumed=event.is_resumed or (parent is not None and parent.is_resumed),
     )
+    if event.is_resumed and parent is not None and parent.is_node:
+        parent.is_resumed = True  # the node runs again, to go on with its graph
     if event.kind is RunKind.TOOL:
         _open_span(run, SpanKind.TOOL, event.name, run.inside.enter_tool())
     name = _boundary_name(run, parent)
@@ -320,7 +332,9 @@ def _boundary_name(run: _Run, parent: _Run | None) -> str | None:
     if run.start.kind is not RunKind.CHAIN:
         return None
     if run.agent_name and run.agent_name != (parent.agent_name if parent else None):
-        return run.agent_name
+        return run.start.agent or run.agent_name
+    if run.start.agent and run.start.agent != run.agent_name:
+        return run.start.agent  # the metadata is that of the agent which called it
     if run.is_node and not run.start.is_prebuilt:
         return run.start.name
     return None

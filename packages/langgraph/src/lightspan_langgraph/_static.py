@@ -43,6 +43,10 @@ def agents(app: Any) -> AgentPaths:
     return _Search().search(app, _Location())
 
 
+_AGENTS = "langchain.agents."
+"""Modules with the functions that call a prebuilt agent's middleware."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Location(Location):
     in_node: bool = False
@@ -60,6 +64,8 @@ class _Search(AgentSearch[_Location]):
             "create_supervisor",
             "create_swarm",
             "entrypoint",
+            "globals",
+            "import_module",
         }
     )
     installed = ("langchain", "langchain_core", "langgraph", "openai")
@@ -73,10 +79,19 @@ class _Search(AgentSearch[_Location]):
             self._runnable(thing, where)
         elif isinstance(thing, _TaskFunction):
             self._task(thing, where)
+        elif isinstance(thing, FunctionType) and thing.__module__.startswith(_AGENTS):
+            self.look_at_all(self.closure(thing), where)  # middleware of the user
         elif thing is task:
             self.complete = False  # the function that refers to it makes tasks
         else:
             super().visit(thing, where)
+
+    def references(self, function: FunctionType, *, texts: bool = False) -> Iterator[Any]:
+        """Yield what a function refers to, but no globals by texts: routers return names of nodes.
+
+        A function that looks objects up by texts makes the list incomplete (`makers`).
+        """
+        yield from super().references(function, texts=texts)
 
     def _graph(self, graph: Pregel[Any, Any, Any, Any], where: _Location) -> None:
         inside, places = _in_graph(graph, where), dict[str, _Location]()

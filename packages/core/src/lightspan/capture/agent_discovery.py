@@ -145,9 +145,9 @@ class AgentSearch(Generic[W]):
             return module == "lightspan" or module.startswith("lightspan.capture.")
         return root in self._other_frameworks
 
-    def references(self, function: FunctionType) -> Iterator[Any]:
+    def references(self, function: FunctionType, *, texts: bool = True) -> Iterator[Any]:
         """Yield the values that a function refers to: its closure, defaults and named globals."""
-        names = set(static_analysis.names_in(function.__code__, texts=self.reads_texts))
+        names = {*static_analysis.names_in(function.__code__, texts=texts and self.reads_texts)}
         yield from static_analysis.references(function, names, installed=self.installed)
 
     @staticmethod
@@ -173,5 +173,5 @@ class AgentSearch(Generic[W]):
         names = set(static_analysis.names_in(function.__code__, texts=self.reads_texts))
         self.mentions(names, where)
         self.complete = self.complete and not names & (self.makers | self._other_frameworks)
-        for thing in list(static_analysis.references(function, names, installed=self.installed)):
+        for thing in list(self.references(function)):
             self.refers(thing, names, where)

@@ -214,7 +214,8 @@ class Episode:
 
         A later run of the agent is a repetition if it has the same parent span (a loop, a retry of
         the framework), or if its first prompt is the same (a cycle of a graph, a tool that runs the
-        agent again). Runs in which a call itself failed are left out.
+        agent again). A run that goes on from a checkpoint is one only by its first prompt. Runs in
+        which a call itself failed are left out.
         """
         failed = {_path(span) for span in self.spans if span.status is SpanStatus.ERROR}
         runs: dict[tuple[Any, str], list[tuple[Span, list[Call]]]] = defaultdict(list)
@@ -223,7 +224,8 @@ class Episode:
                 ids = {below.span.span_id for _, below in walk([node])}
                 calls = [call for call in self.calls if call.span_id in ids]
                 prompts = [call.record.prompt_key for call in calls if call.record is not None]
-                for key in (node.span.parent_id, *prompts[:1]):
+                is_resumed = node.span.attributes.get(semconv.AGENT_RESUMED)
+                for key in (*prompts[:1], *([] if is_resumed else [node.span.parent_id])):
                     runs[key, _path(node.span)].append((node.span, calls))
         return frozenset(
             call.key

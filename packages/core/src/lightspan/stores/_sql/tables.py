@@ -209,9 +209,7 @@ class WriteTables(SQLTables):
         spans = [codec.span_row(attempts[item.span.attempt_id], item.span) for item in items]
         if self._insert("insert_spans", spans) < len(spans):
             return [self._add_call_again(attempts[item.span.attempt_id], item) for item in items]
-        rows = [
-            row for item in items for row in codec.record_rows(attempts[item.span.attempt_id], item)
-        ]
+        rows = [row for c in items for row in codec.record_rows(attempts[c.span.attempt_id], c)]
         self._insert("insert_records", rows)
         return [bool(late) for _, _, _, late, _ in spans]
 
