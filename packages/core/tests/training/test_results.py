@@ -74,7 +74,8 @@ def test_the_lowest_reward_of_the_run_widens_intervals_of_equal_rewards() -> Non
 
 def test_calls_of_the_policy_are_counted() -> None:
     """Check a rollout that asks the policy twice, one that only a frozen agent answers, one
-    without any call, one whose call bypassed the gateway, and one that failed before its call.
+    without any call, one whose call bypassed the gateway, one that failed before its call, and a
+    damaged one, which may have lost its call.
     """
     failure = {"status": AttemptStatus.FAILED, "outcome": Outcome.APP_ERROR}
     past = make_call_span("past", "writer", (None, None), attempt="t3")
@@ -84,6 +85,7 @@ def test_calls_of_the_policy_are_counted() -> None:
         built([], name="t2"),
         build_episode(make_attempt("t3", 1.0), make_rollout("t3"), [past], []),
         built([], reward=None, name="t4", **failure),
+        built([], name="t5", capture_errors=["the store refused a call"]),
     ]
     found = Evaluation.of(2, episodes, routing=WRITER)
     assert (found.policy_calls, found.silent, found.failed) == (2, 3, 1)

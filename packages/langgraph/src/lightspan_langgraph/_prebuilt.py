@@ -82,6 +82,7 @@ def starting_graph() -> StartingGraph:
     values = (frame.f_locals.get("config") or {}).get("configurable") or {}
     given = frame.f_locals.get("input", ())
     is_resumed = values.get(_RESUMING, given is None or isinstance(given, Command))
-    has_checkpoints = graph.checkpointer or values.get(_CHECKPOINTER)
+    own = graph.checkpointer  # None inherits that of the graph around it, False has none
+    has_checkpoints = values.get(_CHECKPOINTER) if own is None else own
     name = ((graph.config or {}).get("metadata") or {}).get(AGENT_KEY)
     return StartingGraph(name, bool(is_resumed and has_checkpoints))

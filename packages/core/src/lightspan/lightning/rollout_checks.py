@@ -49,7 +49,8 @@ _DECLARE: Final = "name all agents: fit(…, agents=[…])"
 
 def is_silent(episode: Episode, routing: Routing) -> bool:
     """Return whether an app finished without a call that reached a trained policy."""
-    return episode.finished and not app_failed(episode) and not policy_calls(episode, routing)
+    is_whole = episode.finished and not episode.capture_errors and not app_failed(episode)
+    return is_whole and not policy_calls(episode, routing)
 
 
 class RolloutChecks:
