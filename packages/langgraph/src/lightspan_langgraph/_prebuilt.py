@@ -62,7 +62,7 @@ def is_running_prebuilt(name: str) -> bool | None:
 
 
 class StartingGraph(NamedTuple):
-    """What only the object of a graph that is about to run tells."""
+    """What is known only from the object of a graph that is about to run."""
 
     agent: str | None = None
     """Own name of the graph's prebuilt agent; None if it has none. The metadata of the run has
