@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -523,6 +524,10 @@ class Session(AbstractAsyncContextManager["Session"]):
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
     ) -> list[Episode]:
         """Score, check and export the episodes of ended rollouts; return the scored episodes."""
+        damaged = getattr(self.gateway, "damaged", {})  # of some the store has no mark yet
+        for index, each in enumerate(episodes):
+            errors = each.capture_errors or damaged.get(each.attempt_id, ())
+            episodes[index] = replace(each, capture_errors=errors)
         await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
             episodes = await self._rewards.apply([rollout.task for rollout in rollouts], episodes)
