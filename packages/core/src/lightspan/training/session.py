@@ -49,7 +49,7 @@ from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
-from lightspan.training.resume import find_start, next_version, no_checkpoint
+from lightspan.training.resume import check_store, find_start, no_checkpoint
 from lightspan.training.rewards import Rewards, ScoringPosition
 from lightspan.training.settings import TrainerSettings
 
@@ -213,6 +213,7 @@ class Session(AbstractAsyncContextManager["Session"]):
         await self._open_store()
         if self.checkpoint is not None:
             await refuse_elsewhere(self.store, self.state.run_id, place_of(self.path))
+            await check_store(self.store, self.state)
         if has_models:
             await self._open_learner()
         if self.checkpoint is not None:
@@ -612,8 +613,9 @@ class Session(AbstractAsyncContextManager["Session"]):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def publish(self) -> None:
-        engine, policies = self.engine, self.algorithm.policies()  # raises without an engine
-        versions = {name: await next_version(self.store, name, self.state) for name in policies}
+        engine, store = self.engine, self.store  # raises without an engine
+        run, step, policies = self.state.run_id, self.state.step, self.algorithm.policies()
+        versions = {name: await store.allot_version(name, run, step) for name in policies}
         await self.learner.publish(engine, versions)
         if isinstance(engine, ProbedEngine):
             for policy, version in versions.items():
