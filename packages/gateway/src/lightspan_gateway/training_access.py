@@ -331,5 +331,5 @@ class Gateway(Server):
 
     @property
     def damaged(self) -> Mapping[str, tuple[str, ...]]:
-        """Attempt id → why it is damaged, also if the store could not be told (`CallRecorder`)."""
+        """Attempt id → why it is damaged, also if the store has no mark yet (`CallRecorder`)."""
         return self._training_access.damaged
