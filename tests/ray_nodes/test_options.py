@@ -16,6 +16,7 @@ from lightspan.errors import LightspanError
 from lightspan.runners.protocol import RunnerPlan
 from lightspan.schema.records import (
     Attempt,
+    AttemptStatus,
     Mode,
     Rollout,
 )
@@ -86,13 +87,32 @@ async def test_an_interpreter_of_the_apps_own_and_a_process_for_each_attempt(
 
 
 async def test_a_cluster_without_room(cluster: Cluster, node: Node, store: Store) -> None:
-    """Check two actors of which only one has room: the start fails, and no actor is left."""
-    runners = RayRunners(2, actors=2, address=cluster.address, cpus=3, timeout_s=10)
+    """Check actors that no node has room for: the start fails, and no actor is left."""
+    runners = RayRunners(2, actors=2, address=cluster.address, cpus=30, timeout_s=10)
     with pytest.raises(
         LightspanError,
-        match=r"^the Ray cluster had no room for 1 of 2 actors for 10 s: each asks for 3 CPU; free "
-        r"are [\d.]+ of \d+ CPU; start more nodes, or ask for less \(actors=, cpus=, resources=\)$",
+        match=r"^the Ray cluster had no room for any of 2 actors for 10 s: each asks for 30 CPU; "
+        r"free are [\d.]+ of \d+ CPU; start more nodes, or ask for less \(actors=, cpus=, "
+        r"resources=\)$",
     ):
         await runners.start(plan(store, "lightspan_testing.sample_apps:right"))
     while node.running("ray::RunnerActor"):  # noqa: ASYNC110 - processes of others
         await asyncio.sleep(0.05)
+
+
+async def test_an_actor_without_room_joins_later(
+    cluster: Cluster, node: Node, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Check two actors of which one has room: work begins, and a new node gets the other one."""
+    names = await enqueue(store, {"number": 1}, {"number": 2})
+    runners = RayRunners(2, actors=2, address=cluster.address, cpus=3, timeout_s=10)
+    async with started(runners, plan(store, "lightspan_testing.sample_apps:right")):
+        told = "1 of 2 actors have no place in the Ray cluster and join when there is room"
+        assert [text for text in caplog.messages if told in text]
+        attempts = await ended(runners, store, names)
+        assert [attempt.status for attempt in attempts] == [AttemptStatus.SUCCEEDED] * 2
+        other = cluster.add(cpus=3)
+        while not other.running("ray::RunnerActor"):
+            runners.check()
+            await asyncio.sleep(0.05)
+    other.kill()

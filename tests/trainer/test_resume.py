@@ -287,14 +287,37 @@ def test_a_copied_folder_is_refused_while_the_other_trains(
     assert fit().steps == 2
 
 
-def test_lost_store_is_noticed(apps: Any, rl: Make, copied: Path) -> None:
-    """Check that a store without the run's versions is refused, because versions are never
-    reused.
-    """
+@pytest.mark.parametrize("other", [False, True])
+def test_a_store_without_the_versions_of_the_run_is_refused(
+    apps: Any, rl: Make, copied: Path, other: bool
+) -> None:
+    """Check a lost store, tried four times, and one with as many versions of another run."""
     for path in copied.glob("store.db*"):
         path.unlink()
-    with pytest.raises(CheckpointError, match="was at version 2, but the store allots 1"):
-        Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+
+    async def versions(new: int = 0) -> list[tuple[int, str]]:
+        async with open_store(RunFolder(copied).store_url) as store:
+            for _ in range(new):
+                await store.allot_version("policy", "run-of-another-folder", 1)
+            return [(v.version, v.run_id) for v in await store.policy_versions("policy")]
+
+    before = asyncio.run(versions(3 if other else 0))
+    for _ in range(4):
+        refused = "is not the one that this run has trained with: it has no version 2 of its policy"
+        with pytest.raises(CheckpointError, match=refused):
+            Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True)
+        assert asyncio.run(versions()) == before
+
+
+def test_a_store_without_the_rollouts_that_prune_deletes_is_the_same(
+    apps: Any, rl: Make, copied: Path
+) -> None:
+    async def prune() -> int:
+        async with open_store(RunFolder(copied).store_url) as store:
+            return await store.prune(0.0)
+
+    assert asyncio.run(prune()) > 8
+    assert Trainer(rl(), steps=2, folder=copied).fit(apps.spell, TRAIN, VAL, resume=True).steps == 2
 
 
 def test_resume_without_a_checkpoint_starts_anew(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightspan import LLM, Optimizer, PolicyLoss, Torch, Trainer
-from lightspan.errors import ConfigError, EngineError, UnsupportedError
+from lightspan.errors import ConfigError, EngineError, StoreError, UnsupportedError
 from lightspan.protocols.learner import LearnerCapabilities
 from lightspan.schema.records import Mode
 from lightspan.stores import open_store
+from lightspan.stores.protocol import StoredCall
+from lightspan.stores.sqlite.store import SQLiteStore
 from lightspan.training.collector import read_episodes
 from lightspan.training.folder import RunFolder
 from lightspan.training.results import FitResult
@@ -373,6 +375,37 @@ def test_a_store_of_one_process_is_refused(apps: Any, rl: Make, tmp_path: Path, 
 def test_impossible_settings_are_refused(rl: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Trainer(rl(), **options)
+
+
+# --- a store whose disk is full -----------------------------------------------------------------
+
+
+def test_an_attempt_with_a_call_that_was_not_stored_is_never_trained(
+    apps: Any, rl: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a rollout of which the store refuses the first call and later every mark."""
+    refused: list[str] = []
+    add_calls = SQLiteStore.add_calls
+
+    async def add_or_refuse(store: SQLiteStore, calls: Sequence[StoredCall]) -> list[bool]:
+        if not refused:
+            refused.append(calls[0].span.attempt_id)
+            raise StoreError("the disk is full")
+        return await add_calls(store, calls)
+
+    async def refuse(store: SQLiteStore, attempt_id: str, reason: str) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(SQLiteStore, "add_calls", add_or_refuse)
+    monkeypatch.setattr(SQLiteStore, "mark_damaged", refuse)
+    trainer = Trainer(rl(), steps=1, folder=tmp_path / "run")
+    trainer.fit(apps.asks_again, _questions(2, waits=False))
+    [line] = trainer.folder.metrics()
+    assert (line["rollouts"], line["damaged"], line["calls"]) == (8, 1, 15)
+    assert (line["calls/trained"], line["calls/rejected:damaged"]) == (14, 1)
+    trained = {key.split("/")[0] for key in trainer.folder.explanations(1)}
+    assert len(trained) == 7
+    assert refused[0] not in trained
 
 
 # --- an engine that has died --------------------------------------------------------------------

@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Final
 
 import msgspec
 
 import lightspan.errors as errors
 from lightspan.errors import ConfigError, LightspanError, UnsupportedError
+from lightspan.progress import plural
 from lightspan.runners import foreign_python
 from lightspan.runners.crash_recovery import ProcessExit, requeue_attempts
 from lightspan.runners.local import as_failure, shares
@@ -153,6 +153,8 @@ class RayRunners:
     async def start(self, plan: RunnerPlan) -> None:
         """Join the cluster, and wait until each actor has a place and has imported the app.
 
+        Actors that have no place after `timeout_s` seconds join later, when there is room.
+
         Raises:
             AppError: the app cannot be imported on a node.
             ConfigError: the cluster or the store cannot be used.
@@ -186,19 +188,42 @@ class RayRunners:
             )
             for slots in shares(self.slots, self.actors)
         ]
-        starts = [
-            asyncio.create_task(self._start_actor(slot, self.timeout_s))
-            for slot in self._actor_slots
-        ]
+        starts = [asyncio.create_task(self._start_actor(slot)) for slot in self._actor_slots]
         try:
-            await asyncio.gather(*starts)
+            await self._wait_started(starts)
         except BaseException:
             for start in starts:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
             await self.stop()
             raise
-        self._supervisors = [asyncio.create_task(self._supervise(x)) for x in self._actor_slots]
+        self._supervisors = [
+            asyncio.create_task(self._supervise(slot, start))
+            for slot, start in zip(self._actor_slots, starts, strict=True)
+        ]
+
+    async def _wait_started(self, starts: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until each actor works, but no longer than `timeout_s`.
+
+        Args:
+            starts: the tasks that start the actors.
+
+        Raises:
+            LightspanError: an actor cannot work, or none has a place in time.
+        """
+        done, _ = await asyncio.wait(
+            starts, timeout=self.timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        for start in done:
+            start.result()
+        waiting = [slot.is_placed for slot in self._actor_slots].count(False)
+        if waiting == self.actors:
+            raise self._no_room()
+        if waiting:
+            log.warning(
+                "%d of %d actors have no place in the Ray cluster and join when there is room: %s",
+                *(waiting, self.actors, self._room()),
+            )
 
     async def stop(self) -> None:
         """End the actors, and the cluster if `start` started it. Idempotent.
@@ -230,13 +255,12 @@ class RayRunners:
         """
         if self._failure is not None:
             raise self._failure
-        slots = self._actor_slots
-        if not self._supervisors or any(slot.hello is not None for slot in slots):
+        if not self._supervisors or any(slot.is_placed for slot in self._actor_slots):
             self._empty_since = None
             return
         self._empty_since = self._empty_since or clock.monotonic()
         if clock.monotonic() - self._empty_since > self.timeout_s:
-            raise self._no_room(len(slots))
+            raise self._no_room()
 
     def _paths(self, plan: RunnerPlan, *, is_local: bool) -> tuple[str | None, list[str]]:
         """Return the app's Python interpreter and the folders of its modules.
@@ -267,19 +291,15 @@ class RayRunners:
         return python, dirs
 
     # --- one actor ------------------------------------------------------------------------
-    async def _start_actor(self, slot: _ActorSlot, timeout_s: float | None) -> None:
+    async def _start_actor(self, slot: _ActorSlot) -> None:
         """Start an actor in `slot`; try again if its node is lost while it starts.
 
-        Args:
-            slot: record of the actor.
-            timeout_s: seconds to wait for room in the cluster; None for no limit.
-
         Raises:
-            LightspanError: the actor cannot work, or found no room in time.
+            LightspanError: the actor cannot work.
         """
         for number in range(1, _MAX_STARTS + 1):
             try:
-                await self._try_start(slot, timeout_s)
+                await self._try_start(slot)
                 return
             except self._ray.exceptions.RayError as error:
                 self._kill(slot)
@@ -294,13 +314,13 @@ class RayRunners:
                 log.warning("%s; it is tried again", message)
                 await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def _try_start(self, slot: _ActorSlot, timeout_s: float | None) -> None:
+    async def _try_start(self, slot: _ActorSlot) -> None:
         assert self._plan is not None
         slot.is_placed, slot.group = False, new_id("actor")
         plan = msgspec.structs.replace(self._plan, prefix=slot.group)
         make = self._ray.remote(ray_actor.RunnerActor).options(**self._options)
         slot.actor = make.remote(msgspec.json.encode(slot.config))
-        hello = await self._wait_placed(slot, timeout_s)
+        hello = await self._wait_placed(slot)
         slot.is_placed = True
         if hello.protocol != PROTOCOL_VERSION:
             node = f"{hello.python} ({hello.address})"
@@ -315,31 +335,23 @@ class RayRunners:
         if text := difference(f"the node of {hello.address}", status.sources, own):
             log.warning("%s", text)
 
-    async def _wait_placed(self, slot: _ActorSlot, timeout_s: float | None) -> ray_actor.ActorHello:
+    async def _wait_placed(self, slot: _ActorSlot) -> ray_actor.ActorHello:
         """Wait until Ray has placed the actor, and return its first message.
 
         Log a warning at intervals while the cluster has no room.
-
-        Raises:
-            LightspanError: there was no room within `timeout_s`; None for no limit.
         """
         answer = asyncio.ensure_future(slot.actor.hello.remote())
-        start = clock.monotonic()
         try:
-            while not answer.done():
-                rest_s = inf if timeout_s is None else timeout_s - (clock.monotonic() - start)
-                if rest_s <= 0:
-                    raise self._no_room(1)
-                done, _ = await asyncio.wait([answer], timeout=min(REMIND_S, rest_s))
-                if not done:
-                    log.warning("waiting for an actor in the Ray cluster: %s", self._room())
+            while not (await asyncio.wait([answer], timeout=REMIND_S))[0]:
+                log.warning("waiting for an actor in the Ray cluster: %s", self._room())
             return msgspec.json.decode(await answer, type=ray_actor.ActorHello)
         finally:
             answer.cancel()
 
-    async def _supervise(self, slot: _ActorSlot) -> None:
-        """Poll the status of an actor, and replace the actor when it dies."""
+    async def _supervise(self, slot: _ActorSlot, start: asyncio.Task[None]) -> None:
+        """Wait for the `start` of an actor, poll its status, and replace the actor when it dies."""
         try:
+            await start
             while self._failure is None:
                 await asyncio.sleep(POLL_INTERVAL_S)
                 await self._poll(slot)
@@ -376,7 +388,7 @@ class RayRunners:
                 f"one, at {hello.address}: {reason}); Ray's logs on that node have details"
             )
         await self._requeue(slot)
-        await self._start_actor(slot, None)
+        await self._start_actor(slot)
 
     async def _requeue(self, slot: _ActorSlot) -> None:
         """End the attempts of an actor that died, and requeue their rollouts.
@@ -388,7 +400,7 @@ class RayRunners:
         try:
             async with open_store(self._plan.store_url) as store:
                 for report in await requeue_attempts(death, store, self._plan.run_id):
-                    log.warning("attempt %s is lost, and run again", report.attempt_id)
+                    log.warning("attempt %s is given back, and run again", report.attempt_id)
         except LightspanError as error:
             log.warning("the attempts of %s end with their leases: %s", slot.group, error)
 
@@ -406,9 +418,9 @@ class RayRunners:
         start = "Ray is still starting the actor's process, or no single node has as much"
         return f"each asks for {needs}; free are {has}{f': {start}' if fits else ''}"
 
-    def _no_room(self, count: int) -> LightspanError:
+    def _no_room(self) -> LightspanError:
         return LightspanError(
-            f"the Ray cluster had no room for {count} of {self.actors} actors for "
+            f"the Ray cluster had no room for any of {plural(self.actors, 'actor')} for "
             f"{self.timeout_s:g} s: {self._room()}; start more nodes, or ask for less (actors=, "
             "cpus=, resources=)"
         )

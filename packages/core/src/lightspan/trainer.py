@@ -233,11 +233,9 @@ class Trainer:
         report: DevReport = run_sync(plan.report())
         return report
 
-    def _splits(
-        self, train: list[Json], val: Data | None, selection: Data | float | None
-    ) -> Splits:
+    def _splits(self, train: list[Json], val: Data | None, select: Data | float | None) -> Splits:
         held_out = None if val is None else load_distinct(val, "val")
-        return split_tasks(self.settings, train, held_out, selection)
+        return split_tasks(self.settings, train, held_out, select)
 
     async def _fit(
         self, app: App, splits: Splits, agents: Sequence[str] | None, resume: bool

@@ -24,12 +24,17 @@ class Observed(MemoryStore):
     """Whether the store reports work although there is none."""
     fails = 0
     """Number of further requests for work that fail."""
+    refused_claims = 0
+    """Number of further claims that fail."""
 
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[object] = []
 
     async def claim(self, *args: Any, **named: Any) -> list[Claim]:
+        if self.refused_claims:
+            self.refused_claims -= 1
+            raise StoreError("out of reach")
         claims = await super().claim(*args, **named)
         self.requests.append([claim.rollout.rollout_id for claim in claims])
         return claims
@@ -94,3 +99,20 @@ async def test_a_store_that_cannot_say_is_claimed_from_all_the_same(observed: Ob
         await until(lambda: len(observed.requests) == 5)
     work = ("work of", None, 15.0)
     assert observed.requests == [[], work, [], [], work]
+
+
+async def test_a_store_that_is_away_is_asked_less_and_less_often(
+    observed: Observed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the longest pauses of twelve refused claims, which one line of the log names."""
+    longest: list[float] = []
+    monkeypatch.setattr("random.uniform", lambda low, high: longest.append(high) or 0.0)
+    observed.refused_claims = 12
+    async with running(observed, apps.returns):
+        await until(lambda: len(observed.requests) == 2)
+    assert observed.requests == [[], ("work of", None, 15.0)]
+    assert longest[:12] == pytest.approx([*(0.03 * 2**n for n in range(1, 9)), *[7.68] * 4])
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text for text in texts if "cannot claim" in text] == [
+        "the runner cannot claim: out of reach"
+    ]

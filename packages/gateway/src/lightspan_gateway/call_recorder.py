@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any, Final
 
 from lightspan.errors import DataError
@@ -52,8 +53,9 @@ class CallRecorder(CallLog):
         self._store = store
         self._store_timeout_s = store_timeout_s
         self._closing = asyncio.Event()
-        self._unmarked: set[str] = set()
-        """Ids of attempts of which a log line says that they could not be marked as damaged."""
+        self.damaged: dict[str, tuple[str, ...]] = {}
+        """Attempt id → the first reason why the attempt is damaged. An attempt is added before the
+        app gets its answer, so before it can end; the store has the mark later, or never."""
         self._reported: set[str] = set()
         """Names of tools that a log line has reported as not offered."""
 
@@ -157,26 +159,26 @@ class CallRecorder(CallLog):
 
     def _report_damage(self, session: CallerSession, reason: str) -> None:
         log.warning("attempt %s is damaged: %s", session.attempt_id, reason)
-        self.background(self._mark_damaged(session.attempt_id, reason))
+        if session.attempt_id not in self.damaged:
+            self.damaged[session.attempt_id] = (reason,)
+            self.background(self._mark_damaged(session.attempt_id, reason))
 
     async def _mark_damaged(self, attempt_id: str, reason: str) -> None:
-        failure: Exception | None = None
-        for pause in (0.0, *RETRY_BACKOFF_S):
+        """Mark an attempt as damaged in the store. Until `drain`, failed tries are repeated."""
+        for pause in chain((0.0,), RETRY_BACKOFF_S, repeat(RETRY_BACKOFF_S[-1])):
             await wait_for_event(pause, self._closing)
             try:
                 await self._store.mark_damaged(attempt_id, reason)
                 return
             except Exception as error:
-                failure = error
-        if attempt_id not in self._unmarked:  # an attempt may be damaged for several reasons
-            self._unmarked.add(attempt_id)
-            log.warning("attempt %s cannot be marked damaged: %s", attempt_id, failure)
+                if self._closing.is_set():
+                    log.warning("attempt %s cannot be marked damaged: %s", attempt_id, error)
+                    return
 
     async def drain(self) -> None:
         """Wait until all writes that run in the background are finished.
 
-        If an attempt could not be marked as damaged in the store, further tries follow without a
-        pause.
+        If an attempt could not be marked as damaged in the store, a last try follows at once.
         """
         self._closing.set()
         await super().drain()

@@ -61,7 +61,9 @@ class TrainingAccess(AccessPolicy):
     """
 
     def __init__(self, store: Store, *, store_timeout_s: float, replay_wait_s: float) -> None:
-        super().__init__(CallRecorder(store, store_timeout_s=store_timeout_s))
+        recorder = CallRecorder(store, store_timeout_s=store_timeout_s)
+        super().__init__(recorder)
+        self.damaged = recorder.damaged
         self._store = store
         self._store_timeout_s = store_timeout_s
         self._open: OrderedDict[str, CallerSession] = OrderedDict()
@@ -326,3 +328,8 @@ class Gateway(Server):
     def wrong_keys(self) -> str:
         """Warning with the number of requests with a wrong key; "" if there were none."""
         return self._training_access.wrong_keys()
+
+    @property
+    def damaged(self) -> Mapping[str, tuple[str, ...]]:
+        """Attempt id → why it is damaged, also if the store has no mark yet (`CallRecorder`)."""
+        return self._training_access.damaged

@@ -10,9 +10,7 @@ from lightspan.lightning.selection import Coverage, Rejection
 from lightspan.lightning.transitions import TransitionKey, reject_calls
 
 
-async def reject_mismatches(
-    trainer: TrainerContext, coverages: Sequence[Coverage]
-) -> list[Coverage]:
+async def reject_mismatches(trainer: TrainerContext, covered: Sequence[Coverage]) -> list[Coverage]:
     """Reject trained calls whose tokens violate their grammar.
 
     A grammar limits the tokens that may be sampled in a call. The engine and the learner each
@@ -21,14 +19,14 @@ async def reject_mismatches(
 
     Args:
         trainer: the running trainer.
-        coverages: status of the calls (trained, frozen or rejected) of each episode.
+        covered: status of the calls (trained, frozen or rejected) of each episode.
 
     Returns:
-        The coverages in the same order, with these calls rejected.
+        The elements of `covered` in the same order, with these calls rejected.
     """
     records = [
         call.record
-        for coverage in coverages
+        for coverage in covered
         for call in coverage.trained
         if call.record is not None and call.record.constrained
     ]
@@ -36,11 +34,11 @@ async def reject_mismatches(
     if records:
         mismatches = await trainer.learn(partial(trainer.learner.grammar_mismatches, records))
     if not mismatches:
-        return list(coverages)
+        return list(covered)
     trainer.record_mismatches(mismatches)
     (attempt_id, call_id, _), reason = next(iter(mismatches.items()))
     trainer.note(
         f"{len(mismatches)} of {len(records)} calls under a grammar are not trained: "
         f"{Rejection.GRAMMAR_MISMATCH.text} (call {call_id} of attempt {attempt_id}: {reason})"
     )
-    return reject_calls(coverages, mismatches.keys(), Rejection.GRAMMAR_MISMATCH)
+    return reject_calls(covered, mismatches.keys(), Rejection.GRAMMAR_MISMATCH)

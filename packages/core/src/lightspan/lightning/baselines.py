@@ -188,10 +188,8 @@ def by_state(calls: Sequence[CallCredit], estimator: Estimator, prior: float) ->
 def by_critic(calls: Sequence[CallCredit]) -> list[Comparison]:
     """Compare each call with the critic's value; a call without one gets the baseline 0."""
     return [
-        Comparison(
-            call.expected or 0.0, call.statistics.scale, 0, "rollouts", expected=call.expected
-        )
-        for call in calls
+        Comparison(one.expected or 0.0, one.statistics.scale, 0, "rollouts", expected=one.expected)
+        for one in calls
     ]
 
 

@@ -28,14 +28,8 @@ Redact = Callable[[Span], Span | None]
 """A function that takes a span and returns the span to keep, or None to keep nothing of it."""
 
 _JSON_ATTRIBUTES: Final = (
-    *(
-        c.INPUT_MESSAGES,
-        c.OUTPUT_MESSAGES,
-        c.TOOL_CALL_ARGUMENTS,
-        c.TOOL_CALL_RESULT,
-        c.OBJECT_JSON,
-    ),
-    *(c.OPERATION_INPUT, c.OPERATION_OUTPUT, c.TOOL_DEFINITIONS),
+    *(c.INPUT_MESSAGES, c.OUTPUT_MESSAGES, c.OPERATION_INPUT, c.OPERATION_OUTPUT, c.OBJECT_JSON),
+    *(c.TOOL_CALL_ARGUMENTS, c.TOOL_CALL_RESULT, c.TOOL_DEFINITIONS),
 )
 """Attributes whose value may be JSON. Each text in the JSON is changed by itself, after
 decoding."""

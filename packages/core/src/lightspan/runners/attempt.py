@@ -285,16 +285,14 @@ class AttemptRun:
                 await asyncio.sleep(pause)
         self._runner.returned += not ending.counts  # when the lease expires
 
-    def _recorded(
-        self, scope: AttemptContext, ending: AttemptResult
-    ) -> tuple[list[Span], list[str]]:
+    def _recorded(self, scope: AttemptContext, end: AttemptResult) -> tuple[list[Span], list[str]]:
         """End the recording of the attempt; return its spans and its capture errors.
 
         A root span is added to the spans.
 
         Args:
             scope: context of the attempt.
-            ending: result of the attempt.
+            end: result of the attempt.
         """
         recorder = scope.recorder
         recorder.is_over = True
@@ -303,7 +301,7 @@ class AttemptRun:
         if missing is not None:
             recorder.add_capture_error(missing)
         attributes: Attributes = {c.ROLLOUT_ID: scope.rollout_id, c.ATTEMPT_ID: scope.attempt_id}
-        is_ok = ending.status is AttemptStatus.SUCCEEDED
+        is_ok = end.status is AttemptStatus.SUCCEEDED
         root = self._span(
             scope,
             name="attempt",
@@ -311,7 +309,7 @@ class AttemptRun:
             span_id=self._root_span_id,
             start_ns=self._start_ns,
             status=SpanStatus.OK if is_ok else SpanStatus.ERROR,
-            status_message=ending.message,
+            status_message=end.message,
             attributes=attributes,
         )
         return [*recorder.drain(), root], recorder.capture_errors()

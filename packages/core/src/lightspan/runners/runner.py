@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 from collections import Counter
@@ -37,6 +38,10 @@ from lightspan.stores.protocol import Store
 
 log = logging.getLogger(__name__)
 
+_WARN_INTERVAL_S: Final = 60.0
+"""Minimum seconds between two equal warnings while the store is out of reach."""
+_MAX_DOUBLINGS: Final = 8
+"""How often the pause between claims is doubled while the store refuses them: to about 5 s."""
 PLACEHOLDER_KEY: Final = "lightspan-placeholder"
 """Value of `OPENAI_API_KEY` if it is not set, so that the app can create an OpenAI client."""
 
@@ -85,6 +90,10 @@ class Runner:
         self._unanswered: dict[str | None, str] = {}
         """Run id → request id of a claim that got no answer. The claim is repeated with the same
         request id. Otherwise the attempts that it started would wait until their leases expire."""
+        self._refused = 0
+        """Number of consecutive claims that the store has refused, or did not answer."""
+        self._warned_at: dict[str, float] = {}
+        """What the store refuses → time (monotonic clock) of the last warning about it."""
         self._claim_timeout: asyncio.Timeout | None = None
         """Timeout of the claim under way; None if there is none."""
         self._work_poll: asyncio.Task[bool] | None = None
@@ -197,12 +206,13 @@ class Runner:
 
         The runner claims after every poll, because a claim also ends expired leases. If the store
         reported work and the last claim got none of it, the runner only pauses briefly, because a
-        poll would report the same work again at once. The wait also ends when an attempt ends. The
-        poll is then continued in the next wait.
+        poll would report the same work again at once. While the store refuses claims, the pause
+        grows. The wait also ends when an attempt ends. The poll is then continued in the next wait.
         """
-        if self._has_work:
+        if self._has_work or self._refused:
             self._has_work = False
-            pause_s = random.uniform(0.5, 1.5) * self._timings.claim_pause_s
+            longest_s = 1.5 * self._timings.claim_pause_s * 2 ** min(self._refused, _MAX_DOUBLINGS)
+            pause_s = random.uniform(longest_s / 3, longest_s)
             await wait_for_event(pause_s, self._changed)
             return
         self._work_poll = self._work_poll or asyncio.create_task(self._poll_work(self._claimable))
@@ -317,12 +327,21 @@ class Runner:
                         config.name, limit, config.lease_s, run_id, is_idle, request_id=request_id
                     )
             except (StoreError, TimeoutError) as error:
-                log.warning("the runner cannot claim: %s", str(error) or "it is ending")
+                self._refused += 1
+                self._warn("claim", str(error) or "it is ending")
                 break
             finally:
                 self._claim_timeout = None
+            self._refused = 0
             del self._unanswered[run_id]
         return claims
+
+    def _warn(self, act: str, reason: str) -> None:
+        """Log that the store refuses `act`, at most once in `_WARN_INTERVAL_S`. Thread-safe."""
+        now = clock.monotonic()
+        if now - self._warned_at.get(act, -math.inf) >= _WARN_INTERVAL_S:
+            self._warned_at[act] = now
+            log.warning("the runner cannot %s: %s", act, reason)
 
     # --- attempts -------------------------------------------------------------------------
     def _launch(self, claims: Sequence[Claim]) -> None:
@@ -368,7 +387,7 @@ class Runner:
             try:
                 expired = await store.heartbeat(refs, self.config.lease_s) if refs else []
             except StoreError as error:
-                log.warning("the runner cannot extend its leases: %s", error)
+                self._warn("extend its leases", str(error))
                 continue
             for ref in expired:
                 if (attempt := self.attempt(ref.attempt_id)) is not None:

@@ -309,12 +309,10 @@ class Ledger:
         self._ended.append(attempt)
         self._move(before, status, tries, alone=item.alone or has_bad_neighbours)
 
-    def _move(
-        self, before: Progress, status: RolloutStatus, tries: int, alone: bool = False
-    ) -> None:
-        check_rollout_move(before.status, status)
+    def _move(self, old: Progress, status: RolloutStatus, tries: int, alone: bool = False) -> None:
+        check_rollout_move(old.status, status)
         after = replace(
-            before,
+            old,
             status=status,
             alone=alone and status is RolloutStatus.QUEUED,
             infrastructure_tries=tries,

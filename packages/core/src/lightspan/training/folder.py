@@ -236,16 +236,14 @@ class RunFolder:
         return [evaluation for evaluation in evaluations if evaluation is not None]
 
     # --- what a step trained ----------------------------------------------------------------
-    def write_explanations(
-        self, step: int, explanations: Iterable[tuple[str, Explanation]]
-    ) -> None:
+    def write_explanations(self, step: int, explained: Iterable[tuple[str, Explanation]]) -> None:
         """Store the advantage and weight of each trained call of a step, with their reasons.
 
         Args:
             step: number of the step.
-            explanations: pairs of a call's name, `attempt/call/choice`, and the explanation.
+            explained: pairs of a call's name, `attempt/call/choice`, and the explanation.
         """
-        self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explanations)))
+        self.write(_step_file(EXPLANATIONS, step), msgspec.json.encode(dict(explained)))
 
     def explanations(self, step: int) -> dict[str, Explanation]:
         """Return the advantage and weight of each trained call of a step; empty if it has none.

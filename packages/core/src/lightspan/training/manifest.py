@@ -91,21 +91,19 @@ def _kept_step(kept: Evaluation | None) -> dict[str, Json] | None:
     return None if kept is None else {"step": kept.step, "selection": kept.metrics()}
 
 
-def write_result(
-    folder: RunFolder, result: FitResult, served: ServedRun | None, metric: str
-) -> None:
+def write_result(folder: RunFolder, result: FitResult, served: ServedRun | None, name: str) -> None:
     """Write `result.json`, which marks the run as complete.
 
     Args:
         folder: folder of the run.
         result: result of the run.
         served: trained policies; None if no weights were trained.
-        metric: name of the reward.
+        name: name of the reward.
     """
     folder.write_result(
         {
             "steps": result.steps,
-            "summary": result.summary(metric),
+            "summary": result.summary(name),
             "evaluations": [{"step": each.step, **each.metrics()} for each in result.evaluations],
             "training": result.outcomes._asdict(),
             "seconds": result.seconds,

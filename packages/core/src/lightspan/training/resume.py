@@ -81,18 +81,20 @@ def _check_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
         )
 
 
-async def next_version(store: Store, policy: str, state: TrainerState) -> int:
-    """Reserve the next version number of a policy in the store, and return it.
+async def check_store(store: Store, state: TrainerState) -> None:
+    """Check that a store has the policy versions of the state in which a run resumes.
+
+    Nothing is written, and `prune` keeps all versions.
 
     Raises:
-        CheckpointError: the number is not above the policy's last version in `state`, so `store` is
-            not the store that the run used before.
+        CheckpointError: a version is missing or another run's, so `store` is not the store that the
+            run used before, or was restored from a backup that is older than the state.
     """
-    version = await store.allot_version(policy, state.run_id, state.step)
-    if version <= state.versions.get(policy, 0):
-        raise CheckpointError(
-            f"the store {store.url} is not the one that this run has trained with: policy "
-            f"{policy!r} was at version {state.versions[policy]}, but the store allots {version}; "
-            "restore the store, or start anew in another folder"
-        )
-    return version
+    for policy, version in state.versions.items():
+        stored = {(v.version, v.run_id) for v in await store.policy_versions(policy)}
+        if (version, state.run_id) not in stored:
+            raise CheckpointError(
+                f"the store {store.url} is not the one that this run has trained with: it has no "
+                f"version {version} of its policy {policy!r}; restore the store, or start anew in "
+                "another folder"
+            )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -48,7 +49,7 @@ from lightspan.training.data import clusters_of
 from lightspan.training.manifest import data_config, finished_result
 from lightspan.training.model_selection import BestSoFar
 from lightspan.training.results import Evaluation, FitResult
-from lightspan.training.resume import find_start, next_version, no_checkpoint
+from lightspan.training.resume import check_store, find_start, no_checkpoint
 from lightspan.training.rewards import Rewards, ScoringPosition
 from lightspan.training.settings import TrainerSettings
 
@@ -212,6 +213,7 @@ class Session(AbstractAsyncContextManager["Session"]):
         await self._open_store()
         if self.checkpoint is not None:
             await refuse_elsewhere(self.store, self.state.run_id, place_of(self.path))
+            await check_store(self.store, self.state)
         if has_models:
             await self._open_learner()
         if self.checkpoint is not None:
@@ -523,6 +525,10 @@ class Session(AbstractAsyncContextManager["Session"]):
         self, rollouts: Sequence[Rollout], episodes: list[Episode], mode: Mode
     ) -> list[Episode]:
         """Score, check and export the episodes of ended rollouts; return the scored episodes."""
+        damaged = getattr(self.gateway, "damaged", {})  # of some the store has no mark yet
+        for index, each in enumerate(episodes):
+            errors = each.capture_errors or damaged.get(each.attempt_id, ())
+            episodes[index] = replace(each, capture_errors=errors)
         await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
             episodes = await self._rewards.apply([rollout.task for rollout in rollouts], episodes)
@@ -607,8 +613,9 @@ class Session(AbstractAsyncContextManager["Session"]):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def publish(self) -> None:
-        engine, policies = self.engine, self.algorithm.policies()  # raises without an engine
-        versions = {name: await next_version(self.store, name, self.state) for name in policies}
+        engine, store = self.engine, self.store  # raises without an engine
+        run, step, policies = self.state.run_id, self.state.step, self.algorithm.policies()
+        versions = {name: await store.allot_version(name, run, step) for name in policies}
         await self.learner.publish(engine, versions)
         if isinstance(engine, ProbedEngine):
             for policy, version in versions.items():
