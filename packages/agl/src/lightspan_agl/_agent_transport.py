@@ -23,7 +23,7 @@ from lightspan.errors import AppError
 from lightspan.progress import print_line
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate, filled_as
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
 from lightspan_agl._hooks import HookCalls
@@ -45,6 +45,7 @@ from lightspan_agl.types import (
     Rollout as AglRollout,
     RolloutMode,
     copy_resources,
+    learned_prompt,
 )
 
 
@@ -271,7 +272,7 @@ class AgentApp(App):
         own = self.own[view.rollout_id][1] if view.rollout_id in self.own else self._resources
         if not isinstance(own, MainLLM):
             prompts = {
-                name: PromptTemplate(_fillable(own.get(name), value.template))
+                name: _learned(own.get(name), value.template)
                 for name, value in resources.items()
                 if isinstance(value, CorePromptTemplate)
             }
@@ -288,10 +289,9 @@ class AgentApp(App):
         return {MAIN_LLM: main}
 
 
-def _fillable(original: Any, learned: str) -> str:
-    """Return a learned template, which `str.format` can fill if it can fill `original`."""
+def _learned(original: Any, learned: str) -> PromptTemplate:
     is_prompt = isinstance(original, CorePromptTemplate)
-    return filled_as(original.template, learned) if is_prompt else learned
+    return learned_prompt(original, learned) if is_prompt else PromptTemplate(learned)
 
 
 class _Agents:
