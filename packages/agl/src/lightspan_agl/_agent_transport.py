@@ -249,9 +249,10 @@ class AgentApp(App):
             attempt_id="" if current is None else current.scope.attempt_id,
             start_time=now,
         )
-        resources_id, metadata = None, dict[str, Any]()
+        resources_id = None
+        metadata: dict[str, Any] = {"group_id": rollout.group_id, "step": rollout.step}
         if isinstance(self._resources, MainLLM):  # names of Agent Lightning's VERL
-            metadata = {"data_id": rollout.group_id, "is_train": rollout.mode is Mode.TRAIN}
+            metadata |= {"data_id": rollout.group_id, "is_train": rollout.mode is Mode.TRAIN}
         if rollout.rollout_id in self.own:
             own, _, note = self.own[rollout.rollout_id]
             mode, resources_id, metadata = own.mode, own.resources_id, own.metadata
@@ -262,7 +263,7 @@ class AgentApp(App):
             mode=mode,
             start_time=now,
             resources_id=resources_id,
-            metadata={"group_id": rollout.group_id, "step": rollout.step, **metadata},
+            metadata=dict(metadata),
             attempt=attempt,
         )
 
