@@ -287,6 +287,38 @@ def test_changes_of_the_main_block_are_named(
     assert changes_of_main(is_of_script=False) == ["OPTIONS", "settings", "settings.BONUS['v']"]
 
 
+INSIDE = """
+LEVEL, MODEL, OTHER = 1, None, 0
+class Agent:
+    def rollout(self, task):
+        MODEL = make(task)
+        def node(text):
+            return MODEL(text), [LEVEL for _ in text]
+        return node("x")
+class Experiment:
+    def run(self):
+        global LEVEL, OTHER
+        LEVEL = OTHER = 5
+        print(OTHER)
+if __name__ == "__main__":
+    import numpy as np, settings
+    MODEL = np.append([], 1)
+    settings.K = 5
+    Experiment().run()
+"""
+
+
+def test_changes_by_methods_and_of_modules_that_the_block_imports_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nested function that reads a local of its parent reads no global."""
+    script = tmp_path / "script.py"
+    script.write_text(INSIDE)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    assert changes_of_main(is_of_script=True) == ["LEVEL", "settings.K"]
+    assert changes_of_main(is_of_script=False) == ["settings.K"]
+
+
 async def test_the_agent_gets_task_resources_and_rollout() -> None:
     attempt, _ = await run_once(arrived(Remembers(2.0)), {"n": 3})
     assert attempt.reward is not None
