@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import sys
 import types
@@ -284,6 +285,38 @@ def test_changes_of_the_main_block_are_named(
     ]
     # an agent of another module reads what the script changes in modules
     assert changes_of_main(is_of_script=False) == ["OPTIONS", "settings", "settings.BONUS['v']"]
+
+
+INSIDE = """
+LEVEL, MODEL, OTHER = 1, None, 0
+class Agent:
+    def rollout(self, task):
+        MODEL = make(task)
+        def node(text):
+            return MODEL(text), [LEVEL for _ in text]
+        return node("x")
+class Experiment:
+    def run(self):
+        global LEVEL, OTHER
+        LEVEL = OTHER = 5
+        print(OTHER)
+if __name__ == "__main__":
+    import numpy as np, settings
+    MODEL = np.append([], 1)
+    settings.K = 5
+    Experiment().run()
+"""
+
+
+def test_changes_by_methods_and_of_modules_that_the_block_imports_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nested function that reads a local of its parent reads no global."""
+    script = tmp_path / "script.py"
+    script.write_text(INSIDE)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    assert changes_of_main(is_of_script=True) == ["LEVEL", "settings.K"]
+    assert changes_of_main(is_of_script=False) == ["settings.K"]
 
 
 async def test_the_agent_gets_task_resources_and_rollout() -> None:
@@ -665,6 +698,34 @@ def test_dev_tells_what_every_agent_did(
         "  agent check_query: 4 calls, would not be trained",
         "  agent rewrite_query: 4 calls, would be trained",
     ]
+
+
+def test_dev_counts_only_calls_that_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    """A judge at another endpoint and a call that fails are named; several choices are one call."""
+
+    def asks(at: str, model: str, **options: Any) -> None:
+        with openai.OpenAI(base_url=at, api_key="k", max_retries=0) as client:
+            client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": "hi"}], **options
+            )
+
+    with ScriptedServer(lambda request: "fine") as server, ScriptedServer("7") as judge:
+
+        @agl.rollout
+        def agent(task: int, llm: agl.LLM) -> float:
+            asks(llm.endpoint, llm.model, n=task)
+            asks(judge.url, "judge")
+            with contextlib.suppress(openai.APIConnectionError):
+                asks("http://127.0.0.1:9/v1", "search")
+            return 1.0
+
+        resources: Any = {"main_llm": agl.LLM(endpoint=server.url, model="gpt")}
+        agl.Trainer(initial_resources=resources).dev(agent, [1, 3])
+        host = judge.origin.removeprefix("http://")
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"  agent app: 6 calls, 2 would be trained; not: 2 to {host}, not to main_llm, "
+        "2 to 127.0.0.1:9, not to main_llm"
+    )
 
 
 def test_dev_says_that_no_agent_matches(capsys: pytest.CaptureFixture[str]) -> None:

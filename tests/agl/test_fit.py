@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import lightspan_agl as agl
+from lightspan import DevReport
 from lightspan.errors import UnknownAgentError
 from lightspan.lightning.rollout_checks import ENOUGH_TASKS
 from lightspan.lightning.selection import CallStatus, classify_calls
@@ -163,6 +164,25 @@ def test_dev_without_resources_is_our_dry_run(
     assert report.rollouts == 8
     assert "write_query" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+def test_dev_knows_how_long_fit_is_and_what_a_judge_costs(
+    agents: Any, tiny: Path, tmp_path: Path
+) -> None:
+    length = {"total_epochs": 3, "total_training_steps": None}
+    algorithm = agl.VERL(config(tiny, tmp_path / "run", **length))
+    trainer = agl.Trainer(algorithm=algorithm, adapter={"agent_match": "write"}, n_runners=4)
+    with ScriptedServer(lambda request: "judged") as judge:
+        report = trainer.dev(agents.Writer(), questions(2, judge=judge.url))
+        host = judge.origin.removeprefix("http://")
+        requests = len(judge.requests)
+    assert isinstance(report, DevReport)
+    assert report.costs.plan.startswith("3 steps x 2 tasks x 4")
+    assert report.costs.rollouts == 24
+    [endpoint] = report.costs.endpoints
+    assert endpoint.name.endswith(f" at {host}")
+    assert (endpoint.calls, endpoint.expected_calls) == (requests, requests * 3)
+    assert "no tool and no endpoint" not in report.text()
 
 
 def test_importing_it_stays_light() -> None:

@@ -145,6 +145,12 @@ def test_keys_become_arguments_of_the_algorithm(
     }
 
 
+def test_the_warmup_has_as_many_training_steps_as_verls() -> None:
+    config = changed(arr__actor__optim__lr_warmup_steps=10, arr__actor__ppo_mini_batch_size=8)
+    algorithm = make_plan(config).algorithm
+    assert (algorithm["minibatches"], algorithm["optimizer"].warmup_steps) == (4, 40)
+
+
 def test_verls_default_estimator_is_ppo() -> None:
     plan = make_plan(changed(algorithm__adv_estimator=None, arr__rollout__n=1))
     assert plan.algorithm["estimator"] == "ppo"
@@ -258,6 +264,11 @@ def test_loggers_become_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
             {"custom_reward_function__path": "reward.py"},
             "custom_reward_function.path='reward.py': compute the reward in the agent and "
             "return it",
+        ),
+        (
+            {"arr__rollout__val_kwargs__do_sample": True},
+            "actor_rollout_ref.rollout.val_kwargs.do_sample=True: leave it out: validation is "
+            "greedy, or samples at actor_rollout_ref.rollout.val_kwargs.temperature",
         ),
         ({"data__shuffle": False}, "data.shuffle=False: leave it out: epochs are shuffled"),
         (

@@ -179,6 +179,22 @@ def test_failing_app_is_an_outcome(
     ) in lines.texts
 
 
+def test_failures_of_the_first_evaluation_are_a_share_of_all_its_rollouts(
+    apps: Any, rl: Make, tmp_path: Path, lines: Any
+) -> None:
+    """The first evaluation runs four tasks before the others."""
+    val = [
+        *({"id": f"good {n}", "q": "b"} for n in range(4)),
+        {"id": "bad", "q": "a", "raise": "x"},
+    ]
+    trainer = Trainer(rl(optimize="*"), steps=1, folder=tmp_path / "run", reporter=lines)
+    trainer.fit(apps.breaks, [{"id": "good", "q": "b"}, {"id": "fine", "q": "c"}], val)
+    notes = [text for text in lines.texts if "of the rollouts failed" in text]
+    assert [note.partition(" (")[0] for note in notes] == [
+        f"step {step}: 20 % of the rollouts failed" for step in (0, 1)
+    ]
+
+
 def test_training_ends_with_the_error_if_every_rollout_fails_alike(
     apps: Any, rl: Make, tmp_path: Path, lines: Any
 ) -> None:

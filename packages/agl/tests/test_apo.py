@@ -165,6 +165,29 @@ class Scores(agl.LitAgent[Any]):
         return len(text) / 100
 
 
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_a_prompt_without_placeholders_has_braces_as_the_editor_wrote_them(is_filled: bool) -> None:
+    """Nobody need fill it; an agent that does gets the same text."""
+
+    def answer(request: Request) -> str:
+        if "<prompt>" not in request.last_text:
+            return "criticism"
+        return '<prompt>Answer as {style} JSON {"a": 1}.</prompt>'
+
+    seen = set()
+
+    @agl.rollout
+    def agent(task: Any, prompt_template: agl.PromptTemplate) -> float:
+        text = prompt_template.format(**task) if is_filled else prompt_template.template
+        seen.add(text)
+        return float("JSON" in text)
+
+    with ScriptedServer(answer) as server:
+        learned = learn(server, agent, "You help.").get_best_prompt()
+    assert seen == {"You help.", 'Answer as {style} JSON {"a": 1}.'}
+    assert learned.template == learned.format() == 'Answer as {style} JSON {"a": 1}.'
+
+
 def test_a_candidate_has_braces_that_python_can_fill() -> None:
     def answer(request: Request) -> str:
         if "<prompt>" not in request.last_text:

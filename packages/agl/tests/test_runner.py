@@ -96,6 +96,49 @@ async def test_each_choice_of_a_call_is_a_message() -> None:
     assert roles == [("user", "x"), ("assistant", "a"), ("assistant", "b")]
 
 
+async def test_a_developer_message_keeps_its_role() -> None:
+    @agl.rollout
+    def agent(task: Any, llm: agl.LLM) -> float:
+        with openai.OpenAI(base_url=llm.endpoint, api_key="key", max_retries=0) as client:
+            client.chat.completions.create(
+                model=llm.model,
+                messages=[
+                    {"role": "developer", "content": "short"},
+                    {"role": "system", "content": "kind"},
+                    {"role": "user", "content": "x"},
+                ],
+            )
+        return 0.5
+
+    runner, store = agl.LitAgentRunner[Any](), agl.InMemoryLightningStore()
+    with (
+        ScriptedServer(lambda request: "a") as server,
+        runner.run_context(agent=agent, store=store),
+    ):
+        llm = agl.LLM(endpoint=server.url, model="gpt")
+        rollout = await runner.step({}, resources={"main_llm": llm})
+    [conversation] = agl.TraceToMessages().adapt(await store.query_spans(rollout.rollout_id))
+    assert [m["role"] for m in conversation["messages"]] == [
+        *("developer", "system", "user", "assistant"),
+    ]
+
+
+async def test_the_agent_sees_the_metadata_of_its_queued_rollout_alone() -> None:
+    seen = []
+
+    @agl.rollout
+    def agent(task: Any, rollout: agl.Rollout) -> float:
+        seen.append(rollout.metadata)
+        return 1.0
+
+    runner, store = agl.LitAgentRunner[Any](max_rollouts=2), agl.InMemoryLightningStore()
+    await store.enqueue_rollout("a", metadata={"split": "easy"})
+    await store.enqueue_rollout("b")
+    with runner.run_context(agent=agent, store=store):
+        await runner.iter()
+    assert seen == [{"split": "easy"}, {}]
+
+
 class VLLM(BaseHTTPRequestHandler):
     """A server that answers as vLLM does with `return_token_ids`."""
 

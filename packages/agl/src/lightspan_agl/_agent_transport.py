@@ -23,7 +23,7 @@ from lightspan.errors import AppError
 from lightspan.progress import print_line
 from lightspan.runners.app import App, find, reference
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate, filled_as
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
 from lightspan.schema.records import Json, Mode, Rollout
 from lightspan.schema.resources import NamedResources as StoredResources
 from lightspan_agl._hooks import HookCalls
@@ -45,6 +45,7 @@ from lightspan_agl.types import (
     Rollout as AglRollout,
     RolloutMode,
     copy_resources,
+    learned_prompt,
 )
 
 
@@ -248,9 +249,10 @@ class AgentApp(App):
             attempt_id="" if current is None else current.scope.attempt_id,
             start_time=now,
         )
-        resources_id, metadata = None, dict[str, Any]()
+        resources_id = None
+        metadata: dict[str, Any] = {"group_id": rollout.group_id, "step": rollout.step}
         if isinstance(self._resources, MainLLM):  # names of Agent Lightning's VERL
-            metadata = {"data_id": rollout.group_id, "is_train": rollout.mode is Mode.TRAIN}
+            metadata |= {"data_id": rollout.group_id, "is_train": rollout.mode is Mode.TRAIN}
         if rollout.rollout_id in self.own:
             own, _, note = self.own[rollout.rollout_id]
             mode, resources_id, metadata = own.mode, own.resources_id, own.metadata
@@ -261,7 +263,7 @@ class AgentApp(App):
             mode=mode,
             start_time=now,
             resources_id=resources_id,
-            metadata={"group_id": rollout.group_id, "step": rollout.step, **metadata},
+            metadata=dict(metadata),
             attempt=attempt,
         )
 
@@ -271,7 +273,7 @@ class AgentApp(App):
         own = self.own[view.rollout_id][1] if view.rollout_id in self.own else self._resources
         if not isinstance(own, MainLLM):
             prompts = {
-                name: PromptTemplate(_fillable(own.get(name), value.template))
+                name: _learned(own.get(name), value.template)
                 for name, value in resources.items()
                 if isinstance(value, CorePromptTemplate)
             }
@@ -288,10 +290,9 @@ class AgentApp(App):
         return {MAIN_LLM: main}
 
 
-def _fillable(original: Any, learned: str) -> str:
-    """Return a learned template, which `str.format` can fill if it can fill `original`."""
+def _learned(original: Any, learned: str) -> PromptTemplate:
     is_prompt = isinstance(original, CorePromptTemplate)
-    return filled_as(original.template, learned) if is_prompt else learned
+    return learned_prompt(original, learned) if is_prompt else PromptTemplate(learned)
 
 
 class _Agents:

@@ -76,7 +76,11 @@ class Conversation(TypedDict):
 
 
 class TraceToMessages:
-    """Convert spans of model calls into chat messages."""
+    """Convert spans of model calls into chat messages.
+
+    Images, sounds and files are parts with the type `blob` or `uri`, which OpenAI's fine-tuning
+    does not take: spans have references in place of them. Reasoning is in `reasoning_content`.
+    """
 
     def adapt(self, source: Sequence[Span], /) -> list[Conversation]:
         """Return the conversation of each model call, in the order of the spans.
@@ -90,9 +94,14 @@ class TraceToMessages:
 
 def _conversation(span: Span) -> Conversation:
     tools = json.loads(str(span.attributes.get(c.TOOL_DEFINITIONS, "null")))
+    sent = genai_messages.input_messages_of(span.attributes)
+    recorded = json.loads(str(span.attributes.get(c.INPUT_MESSAGES, "[]")))
+    for message, original in zip(sent, recorded, strict=True):
+        if original["role"] == "developer":  # is `system` in `sent`
+            message["role"] = "developer"
     return {
         "messages": [
-            *genai_messages.input_messages_of(span.attributes),
+            *sent,
             *genai_messages.output_messages_of(span.attributes),
         ],
         "tools": tools or None,

@@ -306,7 +306,8 @@ class Trainer(RefusesNames):
         tasks = train or val
         app = _as_app(agent, self.algorithm.plan)
         with verl_words():
-            trainer = self._core(self.algorithm)
+            steps = max(1, self.algorithm.plan.steps(len(tasks)))  # 0 if they are no whole batch
+            trainer = self._core(self.algorithm, steps=steps)
             return trainer.dev(app, tasks, val if train and val else None, count=len(tasks))
 
     def _core(self, verl: VERL, **more: Any) -> CoreTrainer:

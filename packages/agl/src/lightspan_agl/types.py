@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, Self, TypeVar, get_args
 from msgspec.structs import replace as replace_fields
 
 from lightspan.errors import ConfigError
-from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate
+from lightspan.schema.prompts import PromptTemplate as CorePromptTemplate, filled_as
 from lightspan.schema.spans import Span
 from lightspan_agl._unsupported import RefusesNames, refuse_names as _refuse_names
 
@@ -165,6 +165,24 @@ class PromptTemplate(CorePromptTemplate, frozen=True, omit_defaults=True, tag="p
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, in which the fields of `update` have other values."""
         return replace_fields(self, **(update or {}))
+
+
+class _PlainPrompt(PromptTemplate, frozen=True, omit_defaults=True, tag="prompt"):
+    """A prompt without placeholders, whose braces are text also for `format`."""
+
+    def format(self, **values: Any) -> str:
+        return self.template
+
+
+def learned_prompt(original: CorePromptTemplate, learned: str) -> PromptTemplate:
+    """Return the prompt that was learned in place of `original`.
+
+    If `original` has no placeholder and no doubled brace, nothing shows that the agent fills it, so
+    braces are single, as the agent's model has to see them. Else see `filled_as`.
+    """
+    if original.fields or original.has_doubled_braces:
+        return PromptTemplate(filled_as(original.template, learned))
+    return _PlainPrompt(PromptTemplate(learned).text)
 
 
 NamedResources = dict[str, LLM | PromptTemplate]

@@ -132,6 +132,10 @@ ALLOWED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     f"{ROLLOUT}.top_k": ((-1, 0), "use -1: others change the log-probabilities"),
     f"{ROLLOUT}.do_sample": ((True,), "leave it out: training samples"),
     f"{ROLLOUT}.val_kwargs.n": ((1,), "use 1"),
+    f"{ROLLOUT}.val_kwargs.do_sample": (
+        (),
+        f"leave it out: validation is greedy, or samples at {ROLLOUT}.val_kwargs.temperature",
+    ),
     f"{ROLLOUT}.val_kwargs.top_p": ((1,), _IN_CLIENT),
     f"{ROLLOUT}.val_kwargs.top_k": ((-1, 0), _IN_CLIENT),
     f"{ACTOR}.policy_loss.loss_mode": (("vanilla",), _LIGHTNING),

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from lightspan.errors import ConfigError
 from lightspan.schema.llm import LLM
-from lightspan.schema.prompts import filled_as
 from lightspan.schema.records import Json, Mode
 from lightspan.schema.validation import check_number, check_whole
 from lightspan_agl._unsupported import refuse_names as _refuse_names
 from lightspan_agl.logging import copy_to_original
-from lightspan_agl.types import NamedResources, PromptTemplate
+from lightspan_agl.types import NamedResources, PromptTemplate, learned_prompt
 from lightspan_prompts.apo.search import BeamPlan, Models, Search
 from lightspan_prompts.endpoint_client import EndpointClient
 from lightspan_prompts.search.candidates import Split
@@ -170,7 +169,7 @@ class APO(Generic[T]):
         try:
             result = await search.run()
         finally:  # also the best so far if interrupted
-            self._best = PromptTemplate(filled_as(template.template, search.best[name]))
+            self._best = learned_prompt(template, search.best[name])
             if client is not self.async_openai_client:
                 await client.close()
         for text in result.notes():

@@ -239,12 +239,13 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
     if estimator == "grpo" and not values["algorithm.norm_adv_by_std_in_grpo"]:
         estimator = "dr_grpo"
     tasks, response = values["data.train_batch_size"], values["data.max_response_length"]
+    minibatches = math.ceil(tasks / values[f"{ACTOR}.ppo_mini_batch_size"])
     return {
         "estimator": estimator,
         "weight": WEIGHTS[values[f"{ACTOR}.loss_agg_mode"]],
         "group_size": values[f"{ROLLOUT}.n"],
         "tasks_per_step": tasks,
-        "minibatches": math.ceil(tasks / values[f"{ACTOR}.ppo_mini_batch_size"]),
+        "minibatches": minibatches,
         "temperature": values[f"{ROLLOUT}.temperature"],
         "max_tokens": response,
         "max_length": values["data.max_prompt_length"] + response,
@@ -255,7 +256,8 @@ def _algorithm(values: Mapping[str, Any]) -> dict[str, Any]:
             betas=tuple(values[f"{ACTOR}.optim.betas"]),
             weight_decay=values[f"{ACTOR}.optim.weight_decay"],
             max_grad_norm=values[f"{ACTOR}.grad_clip"],
-            warmup_steps=max(0, values[f"{ACTOR}.optim.lr_warmup_steps"]),
+            # verl counts training steps, and Optimizer its own
+            warmup_steps=max(0, values[f"{ACTOR}.optim.lr_warmup_steps"]) * minibatches,
         ),
         "seed": values["data.seed"],
     }

@@ -68,6 +68,8 @@ class RolloutChecks:
     ) -> None:
         self.needs_rewards = True
         """Whether rollouts without a reward are reported."""
+        self.defers_failures = False
+        """Whether the caller reports failures, by `note_failures`, for all parts of a batch."""
         self._routing = routing
         self._note = note
         self._agents: set[str] = set()
@@ -97,7 +99,7 @@ class RolloutChecks:
             UnsupportedError: in `ENOUGH_TASKS` tasks or in all tasks, the agents to train made no
                 call, or no call that can be trained (`check_trainable`).
         """
-        self._note_failures(episodes)
+        self.note_failures([] if self.defers_failures else episodes)
         self._note_damaged(episodes)
         if self.needs_rewards:
             self._note_unscored(episodes)
@@ -181,7 +183,8 @@ class RolloutChecks:
             self._note(str(error))
             return False
 
-    def _note_failures(self, episodes: Sequence[Episode]) -> None:
+    def note_failures(self, episodes: Sequence[Episode]) -> None:
+        """Report that many rollouts of a batch failed or were lost."""
         failed = [episode for episode in episodes if app_failed(episode)]
         lost = [episode for episode in episodes if not episode.finished]
         for what, affected in (("failed", failed), ("were lost", lost)):
@@ -214,7 +217,7 @@ class RolloutChecks:
     def _note_unscored(self, episodes: Sequence[Episode]) -> None:
         """Report tasks without a usable reward, each task only once in a run.
 
-        Rollouts whose app failed are left out, because `_note_failures` reports them.
+        Rollouts whose app failed are left out, because `note_failures` reports them.
         """
         ended = [e for e in episodes if e.reward is None and e.finished and not app_failed(e)]
         fresh = {e.task_id: e for e in ended if e.task_id not in self._unscored_tasks}

@@ -35,8 +35,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, data: bytes, media_type: str) -> Self:
         """Return the image of a file."""
-        digest = hashlib.sha256(data).hexdigest()
-        return cls(digest=digest, media_type=media_type, data=data)
+        return cls(digest=hashlib.sha256(data).hexdigest(), media_type=media_type, data=data)
 
 
 ImageReader: TypeAlias = Callable[[Sequence[str]], Awaitable[dict[str, Image]]]

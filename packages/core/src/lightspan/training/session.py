@@ -378,7 +378,10 @@ class Session(AbstractAsyncContextManager["Session"]):
         is_first = bool(self._routing.rules) and not self._rollout_checks.agents_checked
         count = ENOUGH_TASKS if is_first and self.state.step == 0 else 0
         parts = [part for part in (tasks[:count], tasks[count:]) if part]
+        self._rollout_checks.defers_failures = True  # the last part may be one rollout
         episodes = [e for part in parts for e in await self.rollouts(part, 1, Mode.VAL)]
+        self._rollout_checks.defers_failures = False
+        self._rollout_checks.note_failures(episodes)
         check_evaluable(episodes, is_whole=True)
         clusters = clusters_of(tasks, self.settings.cluster)
         step, failed = self.state.step, self._failure_reward

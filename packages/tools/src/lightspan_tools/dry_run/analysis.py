@@ -39,7 +39,7 @@ from lightspan.schema.semconv import UNNAMED_AGENT
 from lightspan.schema.spans import Span, SpanKind
 from lightspan.schema.token_records import CallOutcome
 from lightspan_tools.dry_run import report_model as model
-from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of
+from lightspan_tools.dry_run.endpoints import PAID, destination, endpoint_of, target_of
 from lightspan_tools.images import references_of
 from lightspan_tools.merge_diagnostics import Break, Decode, Merging, exchanges_of, read_merging
 from lightspan_tools.sampling_overrides import overrides_of
@@ -157,13 +157,18 @@ def _agent(
         for entry in entries
         if target.selected and entry.call.span is not None and is_uncaptured(entry.call)
     )
-    spans = [e.call.span for e in entries if target.route is Route.APP and e.call.span is not None]
+    targets = [target_of(entry.call, findings.routing) for entry in entries]
+    spans = [
+        entry.call.span
+        for entry, own in zip(entries, targets, strict=True)
+        if own.route is Route.APP and entry.call.span is not None
+    ]
     errors = [span.status_message[:MAX_REASON_LENGTH] for span in spans if _has_failed(span)]
     return model.AgentReport(
         path=path,
         policy=target.policy if target.selected else None,
         route=target.route.value,
-        goes_to=sorted({destination(entry.call, target) for entry in entries}),
+        goes_to=sorted({destination(entry.call, findings.routing) for entry in entries}),
         calls=len(entries),
         calls_per_rollout=len(entries) / len(findings.episodes),
         prompt_tokens=_spread(prompt for prompt, _ in tokens),
@@ -543,7 +548,7 @@ def read_costs(
         tools[str(span.attributes.get(c.TOOL_NAME) or span.name)].append(span)
     endpoints: dict[str, list[Call]] = defaultdict(list)
     for call in (entry.call for entry in findings.entries):
-        target = findings.routing.target(call.agent_path)
+        target = target_of(call, findings.routing)
         if target.route in PAID and not call.choice:
             endpoints[endpoint_of(call, target)].append(call)
     return model.CostReport(

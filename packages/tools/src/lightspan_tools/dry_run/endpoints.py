@@ -7,14 +7,25 @@ from urllib.parse import urlsplit
 
 from lightspan.lightning.episode import Call
 from lightspan.schema import semconv as c
-from lightspan.schema.routing import Route, Target
+from lightspan.schema.routing import Route, Routing, Target
 
 PAID: Final = (Route.APP, Route.ENDPOINT)
 """Routes of calls to endpoints, which may charge for them."""
 
 
-def destination(call: Call, target: Target) -> str:
+def target_of(call: Call, routing: Routing) -> Target:
+    """Return the target of a call's agent, or the app's own endpoint if the call went there.
+
+    A call of any agent goes there if its client is not redirected, such as a judge's in an agent of
+    Agent Lightning.
+    """
+    target = routing.target(call.agent_path)
+    return Target(route=Route.APP) if call.route is Route.APP else target
+
+
+def destination(call: Call, routing: Routing) -> str:
     """Describe where `fit` would send the call, such as `policy NAME` or `model at host`."""
+    target = target_of(call, routing)
     names = {
         Route.POLICY: f"policy {target.policy}",
         Route.BASE: "the starting weights",

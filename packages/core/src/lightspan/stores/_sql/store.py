@@ -119,8 +119,7 @@ class SQLStore(OpenedStore[D]):
 
     # --- rollouts -------------------------------------------------------------------------
     async def enqueue(self, rollouts: Sequence[records.Rollout]) -> None:
-        packed = [pack_rollout(rollout) for rollout in rollouts]
-        await self._write(self._opened.enqueue, packed)
+        await self._write(self._opened.enqueue, [pack_rollout(rollout) for rollout in rollouts])
 
     async def start(self, claims: Sequence[records.Claim]) -> None:
         starts = [StartedRollout(pack_rollout(claim.rollout), claim.attempt) for claim in claims]
@@ -321,8 +320,7 @@ class SQLStore(OpenedStore[D]):
         return sum(await self._write(tables.add_spans, packed))
 
     async def add_calls(self, calls: Sequence[StoredCall]) -> list[bool]:
-        packed = [pack_call(call) for call in calls]
-        return await self._write(self._opened.adding.add_calls, packed)
+        return await self._write(self._opened.adding.add_calls, [pack_call(call) for call in calls])
 
     async def add_images(self, attempt: records.AttemptRef, images: Sequence[Image]) -> None:
         packed = [pack_image(attempt, image) for image in images]
