@@ -202,6 +202,5 @@ def engine_ratio(
 
 
 def _log_ratios(new: Sequence[float], old: Sequence[float]) -> list[float]:
-    return [
-        max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, n - o)) for n, o in zip(new, old, strict=True)
-    ]
+    pairs = zip(new, old, strict=True)
+    return [max(-LOG_RATIO_LIMIT, min(LOG_RATIO_LIMIT, n - o)) for n, o in pairs]
