@@ -19,8 +19,9 @@ from lightspan.errors import ConfigError
 from lightspan.production.feedback import feedback
 from lightspan.progress import SilentReporter
 from lightspan.stores import open_store
-from lightspan_prompts.search.candidates import read_searches
+from lightspan_prompts.search.candidates import Candidate, read_searches
 from lightspan_testing.scripted import ScriptedServer
+from lightspan_ui.searches import candidate_views
 from lightspan_ui.server import PREFIX
 from lightspan_ui.sources import Sources
 from lightspan_ui.tokens import Tokenizer
@@ -275,3 +276,11 @@ def test_a_character_of_several_tokens_is_shown_once(tmp_path: Path) -> None:
         "",
         "\ufffd",
     ]
+
+
+def test_the_texts_of_candidates_are_what_the_model_gets() -> None:
+    """Check a template with braces that are doubled for `str.format`."""
+    templates = {"router": 'Answer as {{"to": "x"}}, {name}.', "plain": "Answer."}
+    candidate = Candidate(templates=templates, parents=[], rewards={}, mean=0.0, rollouts=0)
+    [view] = candidate_views([candidate], None, None)
+    assert view.texts == {"router": 'Answer as {"to": "x"}, {name}.', "plain": "Answer."}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightspan.errors import LightspanError, how_to_install
+from lightspan.schema.prompts import PromptTemplate
 from lightspan_ui import views
 from lightspan_ui.run_files import LiveRunFolder
 from lightspan_ui.runs import finite
@@ -44,8 +45,8 @@ def prompts_of(folder: LiveRunFolder, state: views.RunState) -> views.Prompts:
     prompts = [
         views.PromptView(
             name=name,
-            before=prompt.before.template,
-            after=prompt.after.template,
+            before=prompt.before.text,
+            after=prompt.after.text,
             is_changed=prompt.is_changed,
         )
         for name, prompt in folder.prompts().items()
@@ -124,7 +125,7 @@ def candidate_views(
             is_whole=candidate.is_whole,
             rollouts=candidate.rollouts,
             changed=changed_prompts(candidates, candidate),
-            texts=candidate.templates,
+            texts={name: PromptTemplate(t).text for name, t in candidate.templates.items()},
         )
         for number, candidate in enumerate(candidates)
     ]
