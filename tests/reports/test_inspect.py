@@ -131,9 +131,9 @@ def test_calls_of_skipped_minibatches_are_told(
     assert "so 1 of 2 updates were skipped" in capsys.readouterr().out
     shown = [inspect_run(folder, name) for name in _rollouts(folder)]
     skipped = ["rejected target_kl skipped its minibatch: the policy had" in text for text in shown]
-    assert sum(skipped) == line["batch/rows"] - line["learner/rows"]
     counted = line["calls/rejected:target_kl"]
-    assert counted > 0
+    # a call whose advantage is 0 by chance has no row
+    assert sum(skipped) == counted >= line["batch/rows"] - line["learner/rows"] > 0
     [counts] = re.findall("coverage of calls: (.*)", inspect_run(folder))
     count = line["calls/trained"]
     assert {*counts.split(", ")} >= {f"trained {count:.0f}", f"rejected:target_kl {counted:.0f}"}
