@@ -130,7 +130,7 @@ def test_a_critic_is_trusted_by_what_it_said_before_it_was_fitted_to_any_of_a_st
 
 
 def test_a_critic_that_is_trusted_is_built_on(
-    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make
+    apps: Any, rl: Make, tiny: Path, tmp_path: Path, ask: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a critic that was never fitted: all values are 0.
 
@@ -141,7 +141,8 @@ def test_a_critic_that_is_trusted_is_built_on(
     critic = Critic(lam=0.25, warmup=7)
     options = {"estimator": "ppo", "critic": critic, "gamma": 0.5, "group_size": 1}
     algorithm = rl(**options, tasks_per_step=4)
-    algorithm.load_state({"critic": {"explained": 0.9, "by_policy": {"policy": 7}}})
+    state = {"critic": {"explained": 0.9, "by_policy": {"policy": 7}}}
+    monkeypatch.setattr(algorithm, "reset", lambda: algorithm.load_state(state))
     learner = Recording(tiny, critic)
     run = trainer(algorithm, tmp_path / "run", steps=1, learner=learner)
     run.fit(parsed, ask(4))
