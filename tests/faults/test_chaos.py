@@ -150,6 +150,9 @@ def test_everything_around_a_training_is_killed(
         runners = ExternalRunners(8, timeout_s=300)
         disturbed = trainer(tmp_path / "disturbed", model, script, runners, places.url)
         chaos = Chaos(places.faults(), FAULTS, lambda: script.asked, places.tend, dice)
+        engine = disturbed.settings.engine
+        assert isinstance(engine, PacedEngine)
+        engine.chaos = chaos
         chaos.start()
         try:
             assert disturbed.fit(APP, TASKS).steps == STEPS
