@@ -530,8 +530,8 @@ class Session(AbstractAsyncContextManager["Session"]):
         """Score, check and export the episodes of ended rollouts; return the scored episodes."""
         damaged = getattr(self.gateway, "damaged", {})  # of some the store has no mark yet
         for index, each in enumerate(episodes):
-            errors = each.capture_errors or damaged.get(each.attempt_id, ())
-            episodes[index] = replace(each, capture_errors=errors)
+            if each.attempt_id in damaged and not each.capture_errors:
+                episodes[index] = replace(each, capture_errors=damaged[each.attempt_id])
         await self.budget.count(self.store, self.collector.in_flight.news())
         if self._rewards is not None:
             episodes = await self._rewards.apply([rollout.task for rollout in rollouts], episodes)
